@@ -1,0 +1,60 @@
+"""Typed options and their defaults; what a command-line option or a later config file sets."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import UsageError
+
+DEFAULT_CACHE = Path("cache")
+DRIVERS = ("llm", "run-batch")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How vLLM is started. `None` leaves the choice to vLLM.
+
+    `kv_cache_gib` is used by vLLM's CPU build only (VLLM_CPU_KVCACHE_SPACE); on a GPU
+    `gpu_memory_utilization` decides. `max_in_flight_bytes` bounds the embeddings that the
+    engine has been handed and has not finished.
+    """
+
+    driver: str = "llm"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    gpu_memory_utilization: float | None = None
+    kv_cache_gib: int = 1
+    max_in_flight_bytes: int = 2 << 30
+    start_timeout_s: float = 900.0
+    extra_arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.driver not in DRIVERS:
+            raise UsageError(
+                f"unknown engine `{self.driver}`", f"choose one of {', '.join(DRIVERS)}"
+            )
+
+
+def cpu_build_installed() -> bool:
+    """True if the installed vLLM is its CPU build (distribution `vllm-cpu`)."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def vllm_version() -> str | None:
+    """Version of the installed vLLM, without importing it; None if there is none."""
+    for distribution in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None

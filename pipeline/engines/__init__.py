@@ -1,0 +1,1 @@
+"""Drivers of vLLM. Each takes an iterator of requests and yields results as they finish."""

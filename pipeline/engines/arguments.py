@@ -1,0 +1,83 @@
+"""What vLLM is started with: its own command-line arguments and its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import EngineOptions, cpu_build_installed
+
+WORKER_EXTENSION = "pipeline.plugin.probe.TowerProbe"
+MEDIA_CONNECTOR = "pipeline-cache"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What an engine needs to know of the model and of the cache that belongs to it.
+
+    `modalities` are the ones that the family has; each is limited to none, or its tower would
+    be loaded or profiled after all. `native` loads the tower and takes images instead.
+    """
+
+    path: Path
+    served_names: tuple[str, ...]
+    cache: Path
+    tower_fingerprint: str
+    modalities: tuple[str, ...] = ("image", "video")
+    native: bool = False
+    images_per_prompt: int = 8
+    trust_remote_code: bool = False
+
+
+def engine_arguments(model: ModelSource, options: EngineOptions) -> list[str]:
+    """Arguments of vLLM's own parser (the same for both drivers)."""
+    limits = {modality: 0 for modality in model.modalities}
+    if model.native:
+        limits["image"] = model.images_per_prompt
+    arguments = [
+        *("--model", str(model.path)),
+        *("--served-model-name", *model.served_names),
+        *("--dtype", options.dtype),
+        *("--limit-mm-per-prompt", json.dumps(limits)),
+        # each page is used once: vLLM's cache of processed images would only cost memory
+        *("--mm-processor-cache-gb", "0"),
+        *("--worker-extension-cls", WORKER_EXTENSION),
+        *("--max-num-seqs", str(options.max_num_seqs)),
+        *("--tensor-parallel-size", str(options.tensor_parallel_size)),
+        *("--pipeline-parallel-size", str(options.pipeline_parallel_size)),
+    ]
+    if not model.native:
+        arguments += ["--enable-mm-embeds"]
+    if options.max_model_len is not None:
+        arguments += ["--max-model-len", str(options.max_model_len)]
+    if options.max_num_batched_tokens is not None:
+        arguments += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
+    if options.gpu_memory_utilization is not None:
+        arguments += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
+    if cpu_build_installed():
+        arguments += ["--enforce-eager"]
+    return [*arguments, *options.extra_arguments]
+
+
+def engine_environment(model: ModelSource, options: EngineOptions) -> dict[str, str]:
+    """The child's whole environment: ours, plus what keeps vLLM quiet, offline and pointed."""
+    environment = dict(os.environ)
+    environment |= {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,
+        "PIPELINE_CONNECTOR_CACHE": str(model.cache.resolve()),
+        "PIPELINE_CONNECTOR_TOWER": model.tower_fingerprint,
+        "PIPELINE_DIE_WITH_PARENT": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if model.native:
+        del environment["VLLM_MEDIA_CONNECTOR"]
+    if cpu_build_installed():
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(options.kv_cache_gib))
+        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    return environment

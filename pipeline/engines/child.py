@@ -1,0 +1,116 @@
+"""The process that owns vLLM for the `llm` driver: `python -m pipeline.engines.child`.
+
+Requests come as JSON lines on standard input, end-of-file means no more; events go as JSON lines
+to a descriptor of their own, since vLLM prints to standard output. Each request goes through
+vLLM's own serving objects, exactly as its batch runner does, so an answer is what vLLM's server
+would return for the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from typing import Any, BinaryIO
+
+from pipeline.engines import guard
+
+EXIT_ENGINE_DEAD = 70
+EVENTS_ENV = "PIPELINE_EVENTS_FD"
+
+
+class Events:
+    """Writes one JSON line per event; a line is whole or absent."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def send(self, event: str, **fields: Any) -> None:
+        self._file.write(json.dumps({"event": event, **fields}).encode() + b"\n")
+        self._file.flush()
+
+
+def main() -> None:
+    guard.install()
+    events = Events(os.fdopen(int(os.environ.pop(EVENTS_ENV)), "wb"))
+    args = _parse_arguments(sys.argv[1:])
+    try:
+        asyncio.run(_serve(args, events))
+    except Exception as error:
+        events.send("failed", cause=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _parse_arguments(arguments: list[str]) -> Namespace:
+    from vllm.entrypoints.launchers.run_batch import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    # the batch runner's parser has every default that its serving objects read
+    parser = make_arg_parser(FlexibleArgumentParser())
+    return parser.parse_args(["-i", os.devnull, "-o", os.devnull, *arguments])
+
+
+async def _serve(args: Namespace, events: Events) -> None:
+    from starlette.datastructures import State
+    from vllm.entrypoints.launchers.api_server.entry import (
+        build_async_engine_client,
+        init_app_state,
+    )
+    from vllm.usage.usage_lib import UsageContext
+
+    context = UsageContext.OPENAI_BATCH_RUNNER
+    async with build_async_engine_client(args, usage_context=context) as engine:
+        state = State()
+        await init_app_state(engine, state, args, await engine.get_supported_tasks())
+        reports = await engine.collective_rpc("pipeline_tower_report")
+        events.send(
+            "ready", towers=reports, max_model_len=engine.vllm_config.model_config.max_model_len
+        )
+        await _answer_all(engine, state.openai_serving_chat.create_chat_completion, events)
+    events.send("drained")
+
+
+async def _answer_all(engine: Any, handler: Any, events: Events) -> None:
+    tasks: set[asyncio.Task[None]] = set()
+    async for line in _request_lines():
+        task = asyncio.create_task(_answer(engine, handler, line, events))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+
+
+async def _request_lines() -> AsyncIterator[bytes]:
+    reader = asyncio.StreamReader(limit=1 << 30)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield line
+
+
+async def _answer(engine: Any, handler: Any, line: bytes, events: Events) -> None:
+    from vllm.entrypoints.launchers import run_batch
+
+    record = json.loads(line)
+    try:
+        request = run_batch.BatchRequestInput.model_validate(record)
+    except ValueError as error:  # pydantic's ValidationError is one
+        events.send("result", output=_rejection(record["custom_id"], str(error)))
+        return
+    output = await run_batch.run_request(handler, request, run_batch.BatchProgressTracker())
+    if engine.errored:
+        # whatever came back was made up for a dead engine
+        events.send("dead", cause=str(getattr(engine, "dead_error", "the engine died")))
+        os._exit(EXIT_ENGINE_DEAD)
+    events.send("result", output=json.loads(output.model_dump_json()))
+
+
+def _rejection(custom_id: str, message: str) -> dict[str, Any]:
+    response = {"status_code": 400, "request_id": "", "body": None}
+    return {"custom_id": custom_id, "response": response, "error": message}
+
+
+if __name__ == "__main__":
+    main()

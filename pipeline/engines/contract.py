@@ -1,0 +1,37 @@
+"""The one contract of all drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from pipeline.jobs import Request, Result
+
+
+class Engine(Protocol):
+    """An engine is a value with one method."""
+
+    def run(self, requests: Iterator[Request | None]) -> Iterator[Result]:
+        """Yield one result per request, in the order in which they finish.
+
+        A `None` among the requests is a barrier: nothing after it is pulled before everything
+        in front of it has finished. Memory is bounded whatever the number of requests.
+
+        Raises EngineDeath, naming the unfinished requests, if the engine dies; a later call
+        starts a new one.
+        """
+        ...
+
+
+class EngineDeath(Exception):
+    """The engine died; `unfinished` were in its hands, results yielded before are good.
+
+    `ready` tells whether it had come up, so that a start that fails is told from a poison
+    request; `cause` is one line for people, `log` the file that holds the rest.
+    """
+
+    def __init__(
+        self, cause: str, unfinished: tuple[Request, ...], *, ready: bool, log: str
+    ) -> None:
+        super().__init__(cause)
+        self.cause, self.unfinished, self.ready, self.log = cause, unfinished, ready, log

@@ -1,0 +1,307 @@
+"""The run directory `JOB.run/`: lock, journal, results, errors.
+
+`journal.jsonl` is the only truth about what happened. Order of writes for an answer: its line in
+`results.jsonl`, fsync, then its `done` event in the journal, fsync. A crash between the two
+leaves a whole result line without its event; it is recognised by its identity at the next start,
+so a finished answer is never lost and never run twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.errors import Failure, LockedError, PipelineError
+
+
+@dataclass(frozen=True, slots=True)
+class ItemState:
+    """What the journal says of one custom_id: its last identity, whether done, tries so far."""
+
+    identity: str
+    done: bool
+    attempts: int
+
+
+class RunDirectory:
+    """An open, locked run directory; made by `open_run_directory`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.attempts = path / "attempts"
+        self.attachments = path / "attachments"
+        self.attempts.mkdir(parents=True, exist_ok=True)
+        self.states: dict[str, ItemState] = {}
+        _end_torn_line(path / "journal.jsonl")
+        self._read_journal()
+        self._recover_results()
+        self._journal = (path / "journal.jsonl").open("ab")
+        self._results = (path / "results.jsonl").open("ab")
+
+    def close(self) -> None:
+        self._journal.close()
+        self._results.close()
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _read_journal(self) -> None:
+        for event in complete_lines(self.path / "journal.jsonl"):
+            custom_id = event.get("custom_id")
+            if isinstance(custom_id, str):
+                self._apply(event["event"], custom_id, event["identity"], event["attempt"])
+
+    def _apply(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
+        state = self.states.get(custom_id)
+        if event == "done":
+            self.states[custom_id] = ItemState(identity, True, attempt)
+        elif state is None or state.identity != identity:
+            self.states[custom_id] = ItemState(identity, False, attempt)
+        elif not state.done:
+            self.states[custom_id] = replace(state, attempts=max(state.attempts, attempt))
+
+    def _recover_results(self) -> None:
+        """Bring results.jsonl and the journal into agreement after a crash."""
+        path = self.path / "results.jsonl"
+        kept: dict[str, bytes] = {}
+        superseded: list[bytes] = []
+        unjournalled: list[tuple[str, str, int]] = []
+        total = 0
+        for raw, record in _whole_records(path):
+            total += 1
+            custom_id, pipeline = record["custom_id"], record["pipeline"]
+            state = self.states.get(custom_id)
+            if state is None or state.identity == pipeline["identity"]:
+                if custom_id not in kept and not (state and state.done):
+                    unjournalled.append((custom_id, pipeline["identity"], pipeline["attempts"]))
+                kept[custom_id] = raw
+            else:
+                superseded.append(raw)
+        if unjournalled:
+            with (self.path / "journal.jsonl").open("ab") as journal:
+                for custom_id, identity, attempt in unjournalled:
+                    journal.write(_event_line("done", custom_id, identity, attempt))
+                    self._apply("done", custom_id, identity, attempt)
+                _sync(journal)
+        self._forget_results_that_are_gone(kept)
+        clean = path.exists() and total == len(kept) and _ends_with_newline(path)
+        if path.exists() and not clean:
+            self._set_aside(superseded)
+            write_atomically(path, kept.values())
+
+    def _forget_results_that_are_gone(self, kept: dict[str, bytes]) -> None:
+        for custom_id, state in self.states.items():
+            if state.done and custom_id not in kept:
+                self.states[custom_id] = replace(state, done=False)
+
+    def _set_aside(self, lines: list[bytes]) -> None:
+        if lines:
+            with (self.attempts / "superseded.jsonl").open("ab") as file:
+                file.writelines(lines)
+                _sync(file)
+
+    def is_done(self, custom_id: str, identity: str) -> bool:
+        """True if results.jsonl holds the answer to this very request."""
+        state = self.states.get(custom_id)
+        return state is not None and state.done and state.identity == identity
+
+    def attempts_of(self, custom_id: str, identity: str) -> int:
+        """How often this very request has been handed to an engine."""
+        state = self.states.get(custom_id)
+        return state.attempts if state is not None and state.identity == identity else 0
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def supersede(self, identities: dict[str, str]) -> None:
+        """Move answers whose request has changed out of results.jsonl.
+
+        `identities` maps each custom_id of the job to its identity now; answers of custom_ids
+        that the job no longer names stay.
+        """
+        stale = {
+            custom_id
+            for custom_id, identity in identities.items()
+            if (state := self.states.get(custom_id)) and state.done and state.identity != identity
+        }
+        if not stale:
+            return
+        path = self.path / "results.jsonl"
+        kept, superseded = [], []
+        for raw, record in _whole_records(path):
+            (superseded if record["custom_id"] in stale else kept).append(raw)
+        self._set_aside(superseded)
+        self._results.close()
+        write_atomically(path, kept)
+        self._results = path.open("ab")
+        for custom_id in stale:
+            self.states[custom_id] = replace(self.states[custom_id], done=False)
+
+    def note(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
+        """Append an event without waiting for the disk (queued, started)."""
+        self._journal.write(_event_line(event, custom_id, identity, attempt))
+        self._apply(event, custom_id, identity, attempt)
+
+    def note_engine(self, event: str, **fields: Any) -> None:
+        """Append an event of the engine itself (engine_start, engine_death)."""
+        self._append(self._journal, _line({"event": event, "time": _now(), **fields}))
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Keep an answer: result line, fsync, then the `done` event, fsync."""
+        pipeline = record["pipeline"]
+        self._append(self._results, _line(record))
+        self._append(
+            self._journal,
+            _event_line("done", record["custom_id"], pipeline["identity"], pipeline["attempts"]),
+        )
+        self._apply("done", record["custom_id"], pipeline["identity"], pipeline["attempts"])
+
+    def fail(self, failure: Failure, identity: str) -> None:
+        """Keep the reason why an item failed."""
+        event = {
+            "event": "failed",
+            "time": _now(),
+            **failure.as_record(),
+            "identity": identity,
+            "attempt": failure.attempts,
+        }
+        self._append(self._journal, _line(event))
+
+    def write_errors(self, failures: Iterable[Failure]) -> None:
+        """Replace errors.jsonl by the items that are failed now."""
+        write_atomically(
+            self.path / "errors.jsonl", (_line(failure.as_record()) for failure in failures)
+        )
+
+    def write_report(self, report: dict[str, Any]) -> None:
+        """Replace report.json, the totals of the last run."""
+        write_atomically(self.path / "report.json", [_line(report)])
+
+    def flush(self) -> None:
+        """Wait until every event noted so far is on disk."""
+        _sync(self._journal)
+
+    def _append(self, file: BinaryIO, line: bytes) -> None:
+        try:
+            file.write(line)
+            _sync(file)
+        except OSError as error:
+            raise PipelineError(
+                f"can't write `{file.name}`: {error.strerror}",
+                "free space there and run the same command again; finished answers are kept",
+            ) from error
+
+
+@contextmanager
+def open_run_directory(path: Path) -> Iterator[RunDirectory]:
+    """Lock and open the run directory of a job, making it if needed.
+
+    Raises LockedError, naming the holder, if another live process has it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("a+b") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            holder = lock.read().decode(errors="replace").strip() or "another process"
+            raise LockedError(
+                f"`{path}` is in use by {holder}",
+                "wait for that run to end; a dead process never holds the lock",
+            ) from error
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}, since {_now()}\n".encode())
+        lock.flush()
+        directory = RunDirectory(path)
+        try:
+            yield directory
+        finally:
+            directory.close()
+
+
+def complete_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a journal file; a torn last line is ignored."""
+    for _, record in _json_objects(path):
+        yield record
+
+
+def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace `path` by `lines`: temporary file beside it, fsync, rename, fsync directory."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.writelines(lines)
+        _sync(file)
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Result lines that are whole: parseable, with our own object."""
+    for raw, record in _json_objects(path):
+        pipeline = record.get("pipeline")
+        ours = isinstance(pipeline, dict) and isinstance(pipeline.get("identity"), str)
+        if ours and isinstance(record.get("custom_id"), str):
+            yield raw.rstrip(b"\r\n") + b"\n", record
+
+
+def _json_objects(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for raw in file:
+            try:
+                record = json.loads(raw)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield raw, record
+
+
+def _end_torn_line(path: Path) -> None:
+    """Give a torn last line its newline, so that the next append starts a line of its own."""
+    if path.exists() and not _ends_with_newline(path):
+        with path.open("ab") as file:
+            file.write(b"\n")
+            _sync(file)
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _event_line(event: str, custom_id: str, identity: str, attempt: int) -> bytes:
+    return _line(
+        {
+            "event": event,
+            "time": _now(),
+            "custom_id": custom_id,
+            "identity": identity,
+            "attempt": attempt,
+        }
+    )
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
