@@ -1,0 +1,127 @@
+"""What a cached embedding is found by, and what proves that it is whole.
+
+Two hashes: the key (of the inputs) finds an entry, the payload digest (of the stored bytes)
+verifies it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.geometry import Grid, PixelBudget
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KEY_VERSION = 1
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRules:
+    """How a file becomes RGB pixels; each value names one rule of `pipeline.pages`.
+
+    A rule that changes gets a new name, so that pages decoded by the old one are never served.
+    """
+
+    orientation: str
+    alpha: str
+    depth: str
+    frames: str
+    pdf: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenderSpec:
+    """All that a page's pixels depend on besides the file's bytes."""
+
+    rules: DecodeRules
+    dpi: int
+
+    def digest(self) -> str:
+        """16 hex digits; part of a document manifest's name."""
+        return hashlib.sha256(canonical_json(asdict(self))).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeSpec:
+    """All that an embedding's bytes depend on besides the pixels and the tower.
+
+    `contract` is raised when the golden pixel table of `processor` changes; library versions are
+    recorded in the entry and never part of the key. The resolution at which a PDF is rendered is
+    no field: it is in the pixels, and so in their digest.
+    """
+
+    family: str
+    processor: str
+    contract: int
+    budget: PixelBudget
+    resample: str
+    rescale_factor: float
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    precision: str
+    dtype: str
+    rules: DecodeRules
+
+
+def canonical_json(obj: Any) -> bytes:
+    """One spelling per value: sorted keys, no spaces, UTF-8; NaN and infinity are refused."""
+    text = json.dumps(
+        obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode("utf-8")
+
+
+def pixel_digest(rgb: NDArray[np.uint8]) -> str:
+    """blake3 (64 hex) of a page's pixels, uint8 of shape (height, width, 3), with their shape."""
+    import numpy as np
+    from blake3 import blake3
+
+    height, width, channels = rgb.shape
+    assert channels == 3 and rgb.dtype == np.uint8, (rgb.shape, rgb.dtype)
+    digest = blake3(f"RGB {width} {height}\n".encode())
+    digest.update(np.ascontiguousarray(rgb).data.cast("B"))
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """blake3 (64 hex) of a file's bytes, read in pieces; raises OSError."""
+    from blake3 import blake3
+
+    digest = blake3()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def cache_key(pixels: str, spec: EncodeSpec, tower_fingerprint: str) -> str:
+    """Key (64 hex) of the embedding of the page with pixel digest `pixels`."""
+    parts = {
+        "version": KEY_VERSION,
+        "pixels": pixels,
+        "spec": asdict(spec),
+        "tower": tower_fingerprint,
+    }
+    return hashlib.sha256(canonical_json(parts)).hexdigest()
+
+
+def payload_digest(
+    key: str, rows: int, width: int, grid: Grid | None, planes: Sequence[bytes | memoryview]
+) -> str:
+    """blake3 (64 hex) of an entry: its key, shape and grid, then the planes as stored."""
+    from blake3 import blake3
+
+    head = {"key": key, "rows": rows, "width": width, "grid": None if grid is None else list(grid)}
+    digest = blake3(canonical_json(head))
+    for plane in planes:
+        digest.update(len(plane).to_bytes(8, "little"))
+        digest.update(plane)
+    return digest.hexdigest()

@@ -1,0 +1,66 @@
+"""From paths to pages: find files, tell their type by content, decode to RGB.
+
+A page comes out whole and the right way round, or as a Failure; never partly decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.errors import Failure, Reason, Stage
+from pipeline.pages.find import discover
+from pipeline.pages.images import image_pages
+from pipeline.pages.pdf import pdf_pages
+from pipeline.pages.records import (
+    DEFAULT_DPI,
+    MAX_PAGE_PIXELS,
+    RULES,
+    Discovery,
+    Page,
+    Pixels,
+    Refused,
+    SourceFile,
+)
+
+__all__ = [
+    "DEFAULT_DPI",
+    "MAX_PAGE_PIXELS",
+    "RULES",
+    "Discovery",
+    "Page",
+    "SourceFile",
+    "decode_pages",
+    "discover",
+]
+
+
+def decode_pages(
+    file: SourceFile, *, dpi: int = DEFAULT_DPI, only: frozenset[int] | None = None
+) -> Iterator[Page | Failure]:
+    """The pages of a file in order, one in memory at a time; with `only`, just these numbers.
+
+    A page that can't be decoded is a Failure and the next one follows; a file that can't be
+    opened is a single Failure with page None. Numbers in `only` that the file does not have give
+    `no_such_page` each, at the end. `dpi` is the resolution at which PDF pages are rendered.
+    """
+    count = 0
+    try:
+        for number, outcome in (
+            pdf_pages(file, dpi, only) if file.kind == "pdf" else image_pages(file, only)
+        ):
+            count = number
+            if outcome is not None:
+                yield _as_page(file, number, outcome)
+    except Refused as refused:
+        yield refused.as_failure(file, None)
+        return
+    for number in sorted(only or ()):
+        if not 1 <= number <= count:
+            detail = f"the file has {count} page{'s' if count != 1 else ''}"
+            yield Failure(str(file.path), number, Stage.DECODE, Reason.NO_SUCH_PAGE, detail)
+
+
+def _as_page(file: SourceFile, number: int, outcome: Pixels | Refused) -> Page | Failure:
+    if isinstance(outcome, Refused):
+        return outcome.as_failure(file, number)
+    return Page(file, number, outcome)

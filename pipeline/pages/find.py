@@ -1,0 +1,128 @@
+"""Find page files: stable order, type by content."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pipeline.errors import Failure, Reason, Stage
+from pipeline.pages.records import Discovery, SourceFile
+
+SIGNATURES = {
+    "png": rb"\x89PNG\r\n\x1a\n",
+    "jpeg": rb"\xff\xd8\xff",
+    "tiff": rb"II[\x2a\x2b]\x00|MM\x00[\x2a\x2b]",
+    "webp": rb"RIFF.{4}WEBP",
+    "gif": rb"GIF8[79]a",
+    # "BM" also starts words: ask for one of the header sizes that exist
+    "bmp": rb"BM.{12}[\x0c\x10\x28\x34\x38\x40\x6c\x7c]\x00\x00\x00",
+    "jp2": rb"\x00\x00\x00\x0cjP  \r\n\x87\n|\xff\x4f\xff\x51",
+    "avif": rb".{4}ftypavi[fs]",
+    "heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
+    "pdf": rb".{0,1019}%PDF-",
+}
+_HEAD_BYTES = 1024
+
+# Extensions of page files. They never decide what a file is; but a file that carries one and holds
+# no page is a damaged page, and passing it over in silence would lose it.
+_PAGE_SUFFIXES = frozenset(
+    {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".gif"}
+    | {".pdf", ".jp2", ".avif", ".heic"}
+)
+
+
+def discover(paths: Sequence[Path | str]) -> Discovery:
+    """The page files among `paths` and in the directories among them.
+
+    Paths keep their order, a directory's files come in natural order (page2 before page10), each
+    file once. Hidden files and directories are passed over. A named file that is missing or holds
+    no page is a failure; inside a directory it is counted as skipped.
+    """
+    files: dict[str, SourceFile] = {}
+    failures: list[Failure] = []
+    skipped = 0
+    for path in map(Path, paths):
+        named = not path.is_dir()
+        for found in [path] if named else _walk(path):
+            place = os.path.abspath(found)
+            outcome = files.get(place) or _classify(found, named)
+            if isinstance(outcome, SourceFile):
+                files.setdefault(place, outcome)
+            elif isinstance(outcome, Failure):
+                failures.append(outcome)
+            else:
+                skipped += 1
+    return Discovery(tuple(files.values()), skipped, tuple(failures))
+
+
+def _classify(path: Path, named: bool) -> SourceFile | Failure | None:
+    """The file with its kind; None for a file without pages that nobody named."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return _unread(path, Reason.UNREADABLE, "not a regular file") if named else None
+        with open(path, "rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return _unread(path, Reason.NOT_FOUND, "no such file")
+    except OSError as error:
+        return _unread(path, Reason.UNREADABLE, error.strerror or str(error))
+    if (kind := kind_of(head)) is not None:
+        return SourceFile(path, kind)
+    suffix = path.suffix.lower()
+    if suffix in _PAGE_SUFFIXES:
+        detail = f"the content is no {suffix[1:]} page" if head else "the file is empty"
+        return Failure(str(path), None, Stage.DECODE, Reason.CORRUPT, detail)
+    if named:
+        return Failure(str(path), None, Stage.DECODE, Reason.UNSUPPORTED, "not a page format")
+    return None
+
+
+def _unread(path: Path, reason: Reason, detail: str) -> Failure:
+    return Failure(str(path), None, Stage.READ, reason, detail, retryable=True)
+
+
+def kind_of(head: bytes) -> str | None:
+    """The page format that a file's first 1,024 bytes announce, None if they announce none."""
+    for kind, pattern in SIGNATURES.items():
+        if re.match(pattern, head, re.DOTALL):
+            return kind
+    return None
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """The files below a directory in natural order; links are followed, no directory is seen twice.
+
+    What lies below the root is visited under its own name, never through a link; so a link back
+    up is harmless and the names do not depend on the order of the visit.
+    """
+    root_real = os.path.realpath(root)
+    seen = {root_real}
+
+    def visit(directory: Path) -> Iterator[Path]:
+        try:
+            children = sorted(directory.iterdir(), key=_natural)
+        except OSError:
+            yield directory  # becomes an `unreadable` failure when it is classified
+            return
+        for child in children:
+            if child.name.startswith("."):
+                continue
+            if not child.is_dir():
+                yield child
+                continue
+            real = os.path.realpath(child)
+            inside = child.is_symlink() and (real + os.sep).startswith(root_real + os.sep)
+            if real not in seen and not inside:
+                seen.add(real)
+                yield from visit(child)
+
+    yield from visit(root)
+
+
+def _natural(path: Path) -> tuple[list[tuple[int, int, str]], str]:
+    """Sort key: runs of digits by value, the rest by code point; the name itself breaks ties."""
+    parts = re.findall(r"([0-9]+)|([^0-9]+)", path.name)
+    return [(0, int(digits), "") if digits else (1, 0, text) for digits, text in parts], path.name

@@ -1,0 +1,155 @@
+"""Raster images through Pillow: every frame of a TIFF, the first image of anything else."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import Reason, Stage
+from pipeline.pages.records import Outcomes, Pixels, Refused, SourceFile, check_size
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+# Only the decoder of the announced type may look at a file.
+_DECODERS = {
+    "png": ["PNG"],
+    "jpeg": ["JPEG"],
+    "tiff": ["TIFF"],
+    "webp": ["WEBP"],
+    "gif": ["GIF"],
+    "bmp": ["BMP"],
+    "jp2": ["JPEG2000"],
+    "avif": ["AVIF"],
+    "heic": ["HEIF"],
+}
+_ORIENTATION_TAG = 0x0112
+
+
+def image_pages(file: SourceFile, only: frozenset[int] | None) -> Outcomes:
+    """The images of a file, numbered from 1; raises Refused where the file as a whole fails."""
+    with _open(file) as image:
+        if not file.paged:
+            pixels = _decoded(image, file)
+            if isinstance(pixels, Refused):
+                raise pixels
+            yield 1, pixels if only is None or 1 in only else None
+            return
+        for number in itertools.count(1):
+            wanted = only is None or number in only
+            yield number, _decoded(image, file) if wanted else None
+            try:
+                image.seek(number)
+            except EOFError:
+                return
+            except Exception as error:  # a damaged chain of directories: nothing can follow
+                yield number + 1, _refusal(error)
+                return
+
+
+def _open(file: SourceFile) -> Image.Image:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of sizes that are checked below
+            return Image.open(file.path, formats=_DECODERS[file.kind])
+    except FileNotFoundError as error:
+        raise Refused(Reason.NOT_FOUND, "no such file", Stage.READ) from error
+    except PermissionError as error:
+        raise Refused(Reason.UNREADABLE, error.strerror or "no permission", Stage.READ) from error
+    except (UnidentifiedImageError, KeyError) as error:
+        reason = Reason.UNSUPPORTED if file.kind in ("heic", "avif") else Reason.CORRUPT
+        raise Refused(reason, f"no decoder reads this {file.kind} file") from error
+    except Exception as error:
+        raise _refusal(error) from error
+
+
+def _decoded(image: Image.Image, file: SourceFile) -> Pixels | Refused:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check_size(*image.size)
+            image.load()
+            # Pillow turns a TIFF upright while loading it, and nothing else
+            upright = image if file.kind == "tiff" else _upright(image)
+            return np.ascontiguousarray(_rgb(upright))
+    except Refused as refused:
+        return refused
+    except Exception as error:  # decoders raise anything on damaged data; it costs this page only
+        return _refusal(error)
+
+
+def _refusal(error: Exception) -> Refused:
+    """What a decoder's exception means; its text only refines the reason of a refusal."""
+    from PIL import Image
+
+    text = str(error) or type(error).__name__
+    if isinstance(error, Image.DecompressionBombError | MemoryError):
+        return Refused(Reason.TOO_LARGE, text)
+    if "truncated" in text.lower():
+        return Refused(Reason.TRUNCATED, text)
+    return Refused(Reason.CORRUPT, text)
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF orientation (1 to 8) says; unreadable EXIF data is ignored."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG)
+    except Exception:  # Pillow's EXIF reader raises half a dozen types on damaged tags
+        return image
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
+
+def _rgb(image: Image.Image) -> Pixels:
+    """Pixels as uint8 of shape (height, width, 3), by the rules in `RULES`."""
+    if image.mode.startswith("I;16"):
+        return _gray(np.asarray(image) >> 8)
+    if image.mode in ("I", "F"):
+        return _gray(_scaled(np.asarray(image)))
+    try:
+        if image.has_transparency_data:
+            return _on_white(image)
+        return np.asarray(image.convert("RGB"))
+    except ValueError as error:
+        raise Refused(Reason.UNSUPPORTED, f"colour mode {image.mode}: {error}") from error
+
+
+def _gray(levels: np.ndarray) -> Pixels:
+    return np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    """Wide integers and floats to 0..255 by the smallest usual range that holds them all.
+
+    The ranges are 0..1 (floats), 0..255 and 0..65535; beyond them, that of the values.
+    """
+    if not np.isfinite(values).all():
+        raise Refused(Reason.CORRUPT, "it holds values that are not finite")
+    low, high = min(0.0, float(values.min())), float(values.max())
+    usual = [1.0, 255.0, 65535.0] if values.dtype.kind == "f" else [255.0, 65535.0]
+    top = next((limit for limit in usual if low == 0.0 and high <= limit), high)
+    return np.rint((values.astype(np.float64) - low) * (255.0 / ((top - low) or 1.0)))
+
+
+def _on_white(image: Image.Image) -> Pixels:
+    from PIL import Image
+
+    layer = image.convert("LA") if image.mode == "La" else image
+    layer = layer.convert("RGBA")
+    paper = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+    return np.asarray(Image.alpha_composite(paper, layer).convert("RGB"))

@@ -1,0 +1,78 @@
+"""PDF pages through PDFium, rendered on white with forms and annotations."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import Reason, Stage
+from pipeline.pages.records import Outcomes, Pixels, Refused, SourceFile, check_size
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfDocument
+
+POINTS_PER_INCH = 72
+_PASSWORD_ERROR, _SECURITY_ERROR = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
+
+# PDFium keeps global state: two threads in it at once give errors on good files, or a crash.
+_pdfium = threading.Lock()
+
+
+def pdf_pages(file: SourceFile, dpi: int, only: frozenset[int] | None) -> Outcomes:
+    """The pages of a document, numbered from 1; raises Refused where it can't be opened."""
+    with _pdfium:
+        document = _open(file)
+    try:
+        with _pdfium:
+            count = len(document)
+        if count < 1:
+            raise Refused(Reason.CORRUPT, "the document has no pages")
+        for number in range(1, count + 1):
+            wanted = only is None or number in only
+            yield number, _rendered(document, number, dpi) if wanted else None
+    finally:
+        with _pdfium:
+            document.close()
+
+
+def _open(file: SourceFile) -> PdfDocument:
+    from pypdfium2 import PdfDocument, PdfiumError
+
+    try:
+        document = PdfDocument(file.path)
+    except FileNotFoundError as error:
+        raise Refused(Reason.NOT_FOUND, "no such file", Stage.READ) from error
+    except PdfiumError as error:
+        locked = getattr(error, "err_code", None) in (_PASSWORD_ERROR, _SECURITY_ERROR)
+        raise Refused(Reason.ENCRYPTED if locked else Reason.CORRUPT, str(error)) from error
+    # without forms the values in fields are missing; a broken form must not cost the page
+    with contextlib.suppress(PdfiumError):
+        document.init_forms()
+    return document
+
+
+def _rendered(document: PdfDocument, number: int, dpi: int) -> Pixels | Refused:
+    """One page, uint8 of shape (height, width, 3)."""
+    scale = dpi / POINTS_PER_INCH
+    try:
+        with _pdfium:
+            page = document[number - 1]
+            try:
+                width_pt, height_pt = page.get_size()
+                check_size(
+                    math.ceil(width_pt * scale), math.ceil(height_pt * scale), f" at {dpi} dpi"
+                )
+                bitmap = page.render(scale=scale, rev_byteorder=True)
+                rgb = np.array(bitmap.to_numpy()[:, :, :3])
+                bitmap.close()
+            finally:
+                page.close()
+            return rgb
+    except Refused as refused:
+        return refused
+    except Exception as error:  # PDFium on damaged data; it costs this page only
+        return Refused(Reason.CORRUPT, str(error) or type(error).__name__)
