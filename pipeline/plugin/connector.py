@@ -1,0 +1,80 @@
+"""vLLM's media connector for references into the embedding cache.
+
+`{"image_embeds": "cache:<key>", "image_grid_thw": [t, h, w]}` becomes the stored rows inside
+vLLM's own process: a page of 5 to 45 MB is never sent as base64. Imported by the plugin after
+vLLM has imported its own connector, never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.media.connector import MediaConnector, global_thread_pool
+
+from pipeline.errors import PipelineError
+from pipeline.plugin import ENV_CACHE, ENV_TOWER
+
+if TYPE_CHECKING:
+    from pipeline.store import Store
+
+PREFIX = "cache:"
+BAD_ENTRY = "bad_cache_entry"  # `bad_cache_entry:<key>: why`: re-encode the page and try again
+BAD_REFERENCE = "bad_cache_reference"  # the request or our own set-up is wrong
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class CacheConnector(MediaConnector):
+    """Resolves `cache:<key>`; anything else is left to vLLM."""
+
+    def fetch_image_embedding(self, data: str) -> torch.Tensor:
+        """The rows behind a reference: (rows, width) bfloat16, contiguous.
+
+        Raises VLLMValidationError, which fails this request alone.
+        """
+        if not data.startswith(PREFIX):
+            return super().fetch_image_embedding(data)
+        return load_rows(data.removeprefix(PREFIX))
+
+    async def fetch_image_embedding_async(self, data: str) -> torch.Tensor:
+        """The same for vLLM's servers; reads in a thread, so that decoding goes on."""
+        if not data.startswith(PREFIX):
+            return await super().fetch_image_embedding_async(data)
+        loop = asyncio.get_running_loop()
+        key = data.removeprefix(PREFIX)
+        return await loop.run_in_executor(global_thread_pool, load_rows, key)
+
+
+def load_rows(key: str) -> torch.Tensor:
+    """Read and verify one entry: (rows, width) bfloat16; see `fetch_image_embedding`."""
+    if not _KEY.fullmatch(key):
+        raise VLLMValidationError(f"{BAD_REFERENCE}: {key[:80]!r} is no cache key")
+    root, tower = os.environ.get(ENV_CACHE), os.environ.get(ENV_TOWER)
+    if not root or not tower:
+        raise VLLMValidationError(f"{BAD_REFERENCE}: {ENV_CACHE} and {ENV_TOWER} must be set")
+    try:
+        rows = _store(root, tower).get(key).tensor
+    except (PipelineError, FileNotFoundError, ValueError) as error:
+        raise _bad_entry(key, error) from error
+    if rows.ndim != 2 or rows.dtype != torch.bfloat16:
+        raise _bad_entry(key, f"{tuple(rows.shape)} {rows.dtype}")
+    return rows.contiguous()
+
+
+def _bad_entry(key: str, why: object) -> VLLMValidationError:
+    return VLLMValidationError(f"{BAD_ENTRY}:{key}: {why}")
+
+
+@lru_cache(maxsize=1)
+def _store(root: str, tower: str) -> Store:
+    from pathlib import Path
+
+    from pipeline.store import Store
+
+    return Store(Path(root), tower)
