@@ -37,6 +37,7 @@ class RunDirectory:
         self.path = path
         self.attempts = path / "attempts"
         self.attachments = path / "attachments"
+        self.engine_record = path / "engine.json"
         self.attempts.mkdir(parents=True, exist_ok=True)
         self.states: dict[str, ItemState] = {}
         _end_torn_line(path / "journal.jsonl")
@@ -53,9 +54,9 @@ class RunDirectory:
 
     def _read_journal(self) -> None:
         for event in complete_lines(self.path / "journal.jsonl"):
-            custom_id = event.get("custom_id")
-            if isinstance(custom_id, str):
-                self._apply(event["event"], custom_id, event["identity"], event["attempt"])
+            custom_id, identity = event.get("custom_id"), event.get("identity")
+            if isinstance(custom_id, str) and isinstance(identity, str):
+                self._apply(event["event"], custom_id, identity, event["attempt"])
 
     def _apply(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
         state = self.states.get(custom_id)
@@ -161,8 +162,8 @@ class RunDirectory:
         )
         self._apply("done", record["custom_id"], pipeline["identity"], pipeline["attempts"])
 
-    def fail(self, failure: Failure, identity: str) -> None:
-        """Keep the reason why an item failed."""
+    def fail(self, failure: Failure, identity: str | None) -> None:
+        """Keep the reason why an item failed; `identity` is None before it has become a request."""
         event = {
             "event": "failed",
             "time": _now(),

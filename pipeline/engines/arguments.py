@@ -19,6 +19,7 @@ class ModelSource:
 
     `modalities` are the ones that the family has; each is limited to none, or its tower would
     be loaded or profiled after all. `native` loads the tower and takes images instead.
+    `deepstack` tells whether the embeddings carry DeepStack features.
     """
 
     path: Path
@@ -26,6 +27,7 @@ class ModelSource:
     cache: Path
     tower_fingerprint: str
     modalities: tuple[str, ...] = ("image", "video")
+    deepstack: bool = False
     native: bool = False
     images_per_prompt: int = 8
     trust_remote_code: bool = False

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pipeline.jobs import Request, Result
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """An engine is up, its vision tower where it should be; one report per worker."""
+
+    towers: tuple[dict[str, Any], ...]
+    log: str
 
 
 class Engine(Protocol):
     """An engine is a value with one method."""
 
-    def run(self, requests: Iterator[Request | None]) -> Iterator[Result]:
+    def run(self, requests: Iterator[Request | None]) -> Iterator[Result | EngineStarted]:
         """Yield one result per request, in the order in which they finish.
+
+        Each time vLLM has come up an `EngineStarted` is yielded first.
 
         A `None` among the requests is a barrier: nothing after it is pulled before everything
         in front of it has finished. Memory is bounded whatever the number of requests.

@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.config import EngineOptions
 from pipeline.engines.arguments import ModelSource, engine_arguments, engine_environment
 from pipeline.engines.child import EVENTS_ENV
-from pipeline.engines.contract import EngineDeath
+from pipeline.engines.contract import EngineDeath, EngineStarted
 from pipeline.engines.process import GRACE_S, EngineProcess
 from pipeline.engines.tower import check_tower
 from pipeline.jobs import Request, Result
@@ -35,13 +35,13 @@ class LlmEngine:
     attempts: Path
     record: Path
 
-    def run(self, requests: Iterator[Request | None]) -> Iterator[Result]:
+    def run(self, requests: Iterator[Request | None]) -> Iterator[Result | EngineStarted]:
         first = next((request for request in requests if request is not None), None)
         if first is None:
             return  # nothing to do starts nothing
         with self._start() as process:
             session = _Session(process, self.options)
-            session.wait_until_ready(self.model, unfinished=first)
+            yield session.wait_until_ready(self.model, unfinished=first)
             process.remember()
             yield from session.pump(first, requests)
             process.close_requests()
@@ -77,7 +77,7 @@ class _Session:
             pass
         self._events.put(_CLOSED)
 
-    def wait_until_ready(self, model: ModelSource, *, unfinished: Request) -> None:
+    def wait_until_ready(self, model: ModelSource, *, unfinished: Request) -> EngineStarted:
         """Return when the engine is up and its tower is where it should be.
 
         Raises EngineDeath if it does not come up, PipelineError if the tower is loaded.
@@ -86,8 +86,9 @@ class _Session:
         event = self._next_event(self._options.start_timeout_s)
         if event["event"] != "ready":
             raise self._death(event)
-        check_tower(event["towers"], native=model.native)
+        check_tower(event["towers"], model)
         self._ready = True
+        return EngineStarted(tuple(event["towers"]), str(self._process.log))
 
     def pump(self, first: Request, requests: Iterator[Request | None]) -> Iterator[Result]:
         """Keep the window full and yield answers as they come."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.config import EngineOptions
 from pipeline.engines.arguments import ModelSource, engine_arguments, engine_environment
-from pipeline.engines.contract import EngineDeath
+from pipeline.engines.contract import EngineDeath, EngineStarted
 from pipeline.engines.llm import result_of
 from pipeline.engines.process import EngineProcess
 from pipeline.engines.tower import check_tower
@@ -33,11 +33,11 @@ class RunBatchEngine:
     attempts: Path
     record: Path
 
-    def run(self, requests: Iterator[Request | None]) -> Iterator[Result]:
+    def run(self, requests: Iterator[Request | None]) -> Iterator[Result | EngineStarted]:
         for shard in shards(requests, self.options.max_in_flight_bytes):
             yield from self._run_shard(shard)
 
-    def _run_shard(self, shard: list[Request]) -> Iterator[Result]:
+    def _run_shard(self, shard: list[Request]) -> Iterator[Result | EngineStarted]:
         stem = self.attempts / f"batch-{time.time_ns()}"
         files = _ShardFiles(
             Path(f"{stem}.jsonl"),
@@ -49,7 +49,8 @@ class RunBatchEngine:
         status = self._run_process(files)
         towers = [json.loads(path.read_text()) for path in sorted(files.towers.glob("*.json"))]
         if towers:
-            check_tower(towers, native=self.model.native)
+            check_tower(towers, self.model)
+            yield EngineStarted(tuple(towers), str(files.log))
         results = _read_output(files.output)
         yield from results.values()
         unfinished = tuple(request for request in shard if request.custom_id not in results)

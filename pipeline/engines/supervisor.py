@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from pipeline.engines.contract import Engine, EngineDeath
+from pipeline.engines.contract import Engine, EngineDeath, EngineStarted
 from pipeline.errors import EngineLostError
 from pipeline.jobs import Request, Result
 
@@ -37,7 +37,7 @@ class Death:
 
     cause: str
     log: str
-    unfinished: int
+    unfinished: tuple[Request, ...]
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Feed:
 
 def supervise(
     engine: Engine, requests: Iterator[Request], *, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Result | SetAside | Death]:
+) -> Iterator[Result | EngineStarted | SetAside | Death]:
     """Yield every result of `requests`, through as many lives of the engine as it takes.
 
     Raises EngineLostError when it does not come up, or dies again and again without finishing
@@ -72,13 +72,14 @@ def supervise(
     fruitless = 0
     while True:
         try:
-            for result in engine.run(iter(feed)):
-                fruitless = 0
-                yield result
+            for event in engine.run(iter(feed)):
+                if isinstance(event, Result):
+                    fruitless = 0
+                yield event
             return
         except EngineDeath as death:
             fruitless += 1
-            yield Death(death.cause, death.log, len(death.unfinished))
+            yield Death(death.cause, death.log, death.unfinished)
             if fruitless > MAX_FRUITLESS_STARTS:
                 raise _lost(death) from death
             if death.ready:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.engines.arguments import ModelSource
 from pipeline.errors import PipelineError
 
 
-def check_tower(reports: list[dict[str, Any]], *, native: bool) -> None:
+def check_tower(reports: list[dict[str, Any]], model: ModelSource) -> None:
     """Raise PipelineError unless every worker's tower is absent (or, native, loaded).
 
-    `reports` holds one report per worker: class and parameter count of the tower.
+    `reports` holds one report per worker: class and parameter count of the tower, and whether
+    the model will use DeepStack features, which must not be dropped silently.
     """
     if not reports:
         raise PipelineError(
@@ -18,10 +20,15 @@ def check_tower(reports: list[dict[str, Any]], *, native: bool) -> None:
             "is the `pipeline` package installed in the environment that runs vLLM?",
         )
     for report in reports:
-        loaded = int(report["parameters"]) > 0
-        if loaded != native:
+        if (int(report["parameters"]) > 0) != model.native:
             found = f"{report['class']} with {report['parameters']} parameters"
             raise PipelineError(
-                f"the vision tower should be {'loaded' if native else 'absent'}, found {found}",
+                f"the vision tower should be {'loaded' if model.native else 'absent'}, "
+                f"found {found}",
                 "an `--engine-arg` may have changed the image limit",
+            )
+        if model.deepstack and report["deepstack"] is False:
+            raise PipelineError(
+                "vLLM would drop the DeepStack features of every page",
+                "the vLLM plugin did not apply to this version; `pipeline doctor` tells why",
             )

@@ -1,0 +1,5 @@
+"""Line 2: job → validate → pending → engine → results → report."""
+
+from pipeline.run.line import RunOptions, RunReport, run_directory_of, run_job
+
+__all__ = ["RunOptions", "RunReport", "run_directory_of", "run_job"]

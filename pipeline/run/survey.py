@@ -1,0 +1,72 @@
+"""The whole job file is read once before anything starts: what it needs, what is wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.errors import Failure
+from pipeline.jobs import ImageReference, JobLine, read_job
+
+
+@dataclass(frozen=True, slots=True)
+class JobSource:
+    """Where the lines come from and how their paths resolve."""
+
+    path: Path
+    base: Path | None
+    roots: tuple[Path, ...]
+    attachments: Path
+
+    def lines(self) -> Iterator[JobLine | Failure]:
+        """Read the job file once more, a line at a time."""
+        return read_job(self.path, base=self.base, roots=self.roots, attachments=self.attachments)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a job file holds; `images` are distinct, in order of first use."""
+
+    requests: int
+    images: tuple[ImageReference, ...]
+    model_names: tuple[str, ...]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(slots=True)
+class _Tally:
+    requests: int = 0
+    images: dict[ImageReference, None] = field(default_factory=dict)
+    model_names: dict[str, None] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def survey_job(source: JobSource) -> Survey:
+    """Validate every line; pictures given as `data:` urls are kept as files on the way."""
+    tally = _Tally()
+    for line in source.lines():
+        tally.requests += 1
+        if isinstance(line, Failure):
+            tally.failures.append(line)
+            continue
+        model = line.body.get("model")
+        if isinstance(model, str):
+            tally.model_names[model] = None
+        for image in line.images:
+            tally.images[_kept(image)] = None
+    return Survey(
+        tally.requests, tuple(tally.images), tuple(tally.model_names), tuple(tally.failures)
+    )
+
+
+def _kept(image: ImageReference) -> ImageReference:
+    """The reference without its bytes; they lie at its path, named by their content."""
+    if image.data is None:
+        return image
+    if not image.path.exists():
+        image.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = image.path.with_suffix(".tmp")
+        temporary.write_bytes(image.data)
+        temporary.replace(image.path)
+    return ImageReference(image.path, image.page)

@@ -1,0 +1,177 @@
+"""Job files: what people write, what is refused and how it is named."""
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import Failure, JobError, Reason
+from pipeline.jobs import (
+    ImageReference,
+    JobImage,
+    JobLine,
+    cache_part,
+    read_job,
+    with_embeddings,
+    write_job,
+)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a b.png").write_bytes(b"pixels")
+    (tmp_path / "jobs").mkdir()
+    return tmp_path / "jobs" / "night.jsonl"
+
+
+def line(custom_id: object = "a", **changes: object) -> dict:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions"} | {
+        "body": body,
+        **changes,
+    }
+
+
+def image_line(url: object, custom_id: str = "a") -> dict:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return line(custom_id, body={"messages": [{"role": "user", "content": [part]}]})
+
+
+def read(job: Path, *records: object) -> list[JobLine | Failure]:
+    lines = (text if isinstance(text, str) else json.dumps(text) for text in records)
+    job.write_text("\n".join(lines))
+    return list(read_job(job, roots=[job.parent.parent], attachments=job.parent / "attached"))
+
+
+BAD_LINES = [
+    ("{", Reason.BAD_LINE, "not valid JSON"),
+    ("[1]", Reason.BAD_LINE, "expected a JSON object, found list"),
+    (line(custom_id=1), Reason.BAD_FIELD, "custom_id must be a non-empty string, found 1"),
+    (line(custom_id=""), Reason.BAD_FIELD, "custom_id must be a non-empty string, found ''"),
+    (line(method="GET"), Reason.BAD_FIELD, "method must be POST, found 'GET'"),
+    (line(url="/v1/foo"), Reason.BAD_FIELD, "url must be /v1/chat/completions, found '/v1/foo'"),
+    (line(body=[]), Reason.BAD_FIELD, "body must be a JSON object"),
+    (line(body={"messages": []}), Reason.BAD_FIELD, "body.messages must be a non-empty list"),
+    (
+        line(body={"messages": [{"content": "x"}], "stream": True}),
+        Reason.BAD_FIELD,
+        "stream must be false in a batch",
+    ),
+    (image_line(None), Reason.BAD_IMAGE, "image_url.url must be a non-empty string"),
+    (image_line("https://x.org/a.png"), Reason.BAD_IMAGE, "a nightly job fetches nothing"),
+    (image_line("s3://x/a.png"), Reason.BAD_IMAGE, "unsupported image url scheme 's3'"),
+    (image_line("../docs/a%20b.png#page=0"), Reason.BAD_IMAGE, "#page=N with N from 1"),
+    (image_line("../docs/a%20b.png#p=1"), Reason.BAD_IMAGE, "#page=N with N from 1"),
+    (image_line("../docs/none.png"), Reason.NOT_FOUND, "no such file"),
+    (image_line("../../etc/passwd"), Reason.OUTSIDE_ROOT, "allow it with --root"),
+    (image_line("data:image/png;base64,%%%"), Reason.BAD_IMAGE, "not valid base64"),
+    (image_line("data:text/plain,hi"), Reason.BAD_IMAGE, "must be base64"),
+]
+
+
+@pytest.mark.parametrize(("bad", "reason", "text"), BAD_LINES, ids=[b[2][:40] for b in BAD_LINES])
+def test_a_bad_line_is_named_by_file_and_line_and_costs_nothing_else(
+    job: Path, bad: object, reason: Reason, text: str
+) -> None:
+    before, failure, after = read(job, line("before"), bad, line("after"))
+    assert isinstance(before, JobLine) and isinstance(after, JobLine)
+    assert isinstance(failure, Failure)
+    assert failure.reason is reason
+    assert failure.detail.startswith(f"{job}:2: ")
+    assert text in failure.detail
+
+
+def test_a_custom_id_used_twice_refuses_the_job_with_both_lines(job: Path) -> None:
+    with pytest.raises(JobError, match=r"night.jsonl:3: custom_id 'a' was already used on line 1"):
+        read(job, line("a"), line("b"), line("a"))
+
+
+def test_byte_order_mark_crlf_blank_lines_and_no_last_newline_are_tolerated(job: Path) -> None:
+    job.write_bytes(
+        b"\xef\xbb\xbf"
+        + json.dumps(line("a")).encode()
+        + b"\r\n\r\n"
+        + json.dumps(line("b")).encode()
+    )
+    found = list(read_job(job, attachments=job.parent))
+    assert [(each.custom_id, each.line_number) for each in found] == [("a", 1), ("b", 3)]
+
+
+def test_images_keep_their_order_over_messages(job: Path) -> None:
+    data = base64.b64encode(b"png bytes").decode()
+    parts = [
+        {"type": "text", "text": "<|image_pad|>"},
+        {"type": "image_url", "image_url": {"url": "../docs/a%20b.png#page=2"}},
+    ]
+    more = [{"type": "image_url", "image_url": f"data:image/png;base64,{data}"}]
+    body = {"messages": [{"role": "user", "content": parts}, {"role": "user", "content": more}]}
+    (found,) = read(job, line(body=body))
+    assert isinstance(found, JobLine)
+    page = job.parent.parent / "docs" / "a b.png"
+    assert found.images[0] == ImageReference(page, 2)
+    assert found.images[1].data == b"png bytes"
+
+    rewritten = with_embeddings(
+        found, [cache_part("k1", (1, 4, 6)), cache_part("k2", (1, 2, 2))], "served"
+    )
+    first, second = rewritten["messages"]
+    assert first["content"][0] == parts[0]
+    assert first["content"][1]["image_embeds"] == {
+        "image_embeds": "cache:k1",
+        "image_grid_thw": [1, 4, 6],
+    }
+    assert second["content"][0]["image_embeds"]["image_embeds"] == "cache:k2"
+    assert rewritten["model"] == "served"
+    assert found.body["messages"][0]["content"][1] == parts[1], "the line itself is left alone"
+
+
+def test_a_missing_job_file_names_the_command_that_writes_one(tmp_path: Path) -> None:
+    with pytest.raises(JobError) as caught:
+        list(read_job(tmp_path / "no.jsonl", attachments=tmp_path))
+    assert "can't read job file" in caught.value.message
+    assert "pipeline encode" in caught.value.hint
+
+
+def test_what_is_written_is_read_back(job: Path) -> None:
+    docs = job.parent.parent / "docs"
+    (docs / "z.pdf").write_bytes(b"%PDF")
+    images = [
+        JobImage(docs / "a b.png", 1, False),
+        JobImage(docs / "z.pdf", 1, True),
+        JobImage(docs / "z.pdf", 2, True),
+        JobImage(docs / "z.pdf", 3, True),
+    ]
+    count = write_job(
+        job,
+        images,
+        inputs=[docs],
+        prompt="Read.",
+        max_tokens=7,
+        model_name="m",
+        pages_per_request=2,
+    )
+    lines = list(read_job(job, roots=[docs], attachments=job.parent))
+    assert count == 3
+    assert all(isinstance(each, JobLine) for each in lines)
+    assert [each.custom_id for each in lines] == [
+        "a%20b.png",
+        "z.pdf#page=1-2",
+        "z.pdf#page=3",
+    ]
+    assert [len(each.images) for each in lines] == [1, 2, 1]
+    content = lines[0].body["messages"][0]["content"]
+    assert content[0] == {"type": "text", "text": "Read."}, "the shared text goes first"
+    assert content[1]["image_url"]["url"] == "../docs/a%20b.png"
+
+
+def test_several_inputs_put_their_name_in_front(job: Path) -> None:
+    other = job.parent.parent / "scans"
+    other.mkdir()
+    (other / "a b.png").write_bytes(b"x")
+    docs = job.parent.parent / "docs"
+    images = [JobImage(docs / "a b.png", 1, False), JobImage(other / "a b.png", 1, False)]
+    write_job(job, images, inputs=[docs, other], prompt="p", max_tokens=1, model_name="m")
+    found = list(read_job(job, roots=[docs.parent], attachments=job.parent))
+    assert [each.custom_id for each in found] == ["docs/a%20b.png", "scans/a%20b.png"]
