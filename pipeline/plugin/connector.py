@@ -10,18 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media.connector import MediaConnector, global_thread_pool
 
-from pipeline.errors import PipelineError
 from pipeline.plugin import ENV_CACHE, ENV_TOWER
-
-if TYPE_CHECKING:
-    from pipeline.store import Store
 
 PREFIX = "cache:"
 BAD_ENTRY = "bad_cache_entry"  # `bad_cache_entry:<key>: why`: re-encode the page and try again
@@ -58,23 +53,9 @@ def load_rows(key: str) -> torch.Tensor:
     root, tower = os.environ.get(ENV_CACHE), os.environ.get(ENV_TOWER)
     if not root or not tower:
         raise VLLMValidationError(f"{BAD_REFERENCE}: {ENV_CACHE} and {ENV_TOWER} must be set")
-    try:
-        rows = _store(root, tower).get(key).tensor
-    except (PipelineError, FileNotFoundError, ValueError) as error:
-        raise _bad_entry(key, error) from error
-    if rows.ndim != 2 or rows.dtype != torch.bfloat16:
-        raise _bad_entry(key, f"{tuple(rows.shape)} {rows.dtype}")
-    return rows.contiguous()
+    from pipeline.store import BadEntry, Store
 
-
-def _bad_entry(key: str, why: object) -> VLLMValidationError:
-    return VLLMValidationError(f"{BAD_ENTRY}:{key}: {why}")
-
-
-@lru_cache(maxsize=1)
-def _store(root: str, tower: str) -> Store:
-    from pathlib import Path
-
-    from pipeline.store import Store
-
-    return Store(Path(root), tower)
+    entry = Store(Path(root), tower).get(key)
+    if isinstance(entry, BadEntry):
+        raise VLLMValidationError(f"{BAD_ENTRY}:{key}: {entry.why}")
+    return entry.tensor()

@@ -17,14 +17,15 @@ def check_images(data: dict[str, Any], *, width: int, merge: int) -> None:
     data: `image_embeds` (rows, width) floating and finite, `image_grid_thw` (images, 3) in
     patches; rows = Σ t·h·w / merge².
     """
-    reason = _misfit(data, width=width, merge=merge)
+    reason = misfit(data, width=width, merge=merge)
     if reason:
         from vllm.exceptions import VLLMValidationError
 
         raise VLLMValidationError(f"{MARKER} {reason}")
 
 
-def _misfit(data: dict[str, Any], *, width: int, merge: int) -> str:
+def misfit(data: dict[str, Any], *, width: int, merge: int) -> str:
+    """Why the images don't fit, in words; empty where they do."""
     if set(data) != FIELDS:
         return f"fields {sorted(data)} instead of {sorted(FIELDS)}"
     rows, grid = data["image_embeds"], data["image_grid_thw"]
