@@ -1,9 +1,4 @@
-"""OpenAI batch lines in and out; the whole job file is validated before anything starts.
-
-Format: https://platform.openai.com/docs/api-reference/batch/request-input. An image is an
-`image_url` part whose url is a path relative to the job file (percent-encoded, `#page=N` from 1
-the only fragment), a `file://` url or a `data:` url.
-"""
+"""Job lines in: each is a `JobLine`, or the `Failure` that it is."""
 
 from __future__ import annotations
 
@@ -12,71 +7,14 @@ import binascii
 import copy
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from blake3 import blake3
 
 from pipeline.errors import Failure, JobError, Reason, Stage
-
-SUPPORTED_URLS = ("/v1/chat/completions",)
-MAX_LINE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class ImageReference:
-    """One image part of a job line: page `page` (from 1) of the file at `path`.
-
-    `data` holds the decoded bytes of a `data:` url; `path` is then where they will be kept.
-    """
-
-    path: Path
-    page: int
-    data: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobLine:
-    """One valid line of a job file."""
-
-    line_number: int
-    custom_id: str
-    url: str
-    body: dict[str, Any]
-    images: tuple[ImageReference, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What an engine gets: a body whose image parts are references into the cache."""
-
-    custom_id: str
-    url: str
-    body: dict[str, Any]
-    identity: str
-    keys: tuple[str, ...]
-    pages: tuple[tuple[str, int], ...]
-    embedding_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What an engine gives back for one request: vLLM's own status and response body."""
-
-    custom_id: str
-    status_code: int
-    request_id: str
-    body: dict[str, Any] | None
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class JobImage:
-    """A page on its way into a job file; `paged` says that the file can hold several."""
-
-    path: Path
-    page: int
-    paged: bool
+from pipeline.jobs.records import SUPPORTED_URLS, ImageReference, JobLine
 
 
 class _Bad(Exception):
@@ -85,9 +23,6 @@ class _Bad(Exception):
     def __init__(self, reason: Reason, detail: str, stage: Stage = Stage.VALIDATE) -> None:
         super().__init__(detail)
         self.reason, self.detail, self.stage = reason, detail, stage
-
-
-# -- reading ------------------------------------------------------------------------------------
 
 
 def read_job(
@@ -255,12 +190,7 @@ def _data_reference(url: str, attachments: Path) -> ImageReference:
         data = base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
         raise _Bad(Reason.BAD_IMAGE, f"data: url is not valid base64: {error}") from error
-    from blake3 import blake3
-
     return ImageReference(attachments / blake3(data).hexdigest(), 1, data)
-
-
-# -- rewriting ----------------------------------------------------------------------------------
 
 
 def with_embeddings(line: JobLine, parts: list[dict[str, Any]], model: str) -> dict[str, Any]:
@@ -283,107 +213,3 @@ def cache_part(key: str, grid: tuple[int, ...]) -> dict[str, Any]:
         # the key is a content hash, so vLLM need not hash the tensor again
         "uuid": key,
     }
-
-
-# -- writing ------------------------------------------------------------------------------------
-
-
-def write_job(
-    job_path: Path,
-    images: Iterable[JobImage],
-    *,
-    inputs: list[Path],
-    prompt: str,
-    max_tokens: int,
-    model_name: str,
-    schema: dict[str, Any] | None = None,
-    pages_per_request: int = 1,
-) -> int:
-    """Write one batch line per page (or per group of consecutive pages of one file).
-
-    The prompt stands before the images, so that a prefix cache serves it. Returns the number of
-    lines. The file appears whole or not at all.
-    """
-    temporary = job_path.with_name(f".{job_path.name}.tmp")
-    job_path.parent.mkdir(parents=True, exist_ok=True)
-    directory = job_path.parent.resolve()
-    count = 0
-    with temporary.open("w", encoding="utf-8") as file:
-        for group in _groups(images, pages_per_request):
-            content: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
-            content += [
-                {"type": "image_url", "image_url": {"url": image_url(image, directory)}}
-                for image in group
-            ]
-            body: dict[str, Any] = {
-                "model": model_name,
-                "messages": [{"role": "user", "content": content}],
-                "max_tokens": max_tokens,
-                "temperature": 0,
-            }
-            if schema is not None:
-                body["response_format"] = {
-                    "type": "json_schema",
-                    "json_schema": {"name": schema.get("title", "page"), "schema": schema},
-                }
-            line = {
-                "custom_id": _custom_id(group, inputs),
-                "method": "POST",
-                "url": SUPPORTED_URLS[0],
-                "body": body,
-            }
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            count += 1
-    temporary.replace(job_path)
-    return count
-
-
-def _groups(images: Iterable[JobImage], size: int) -> Iterator[list[JobImage]]:
-    group: list[JobImage] = []
-    for image in images:
-        if group and (len(group) == size or image.path != group[-1].path):
-            yield group
-            group = []
-        group.append(image)
-    if group:
-        yield group
-
-
-def image_url(image: JobImage, directory: Path) -> str:
-    """Percent-encoded path of the page, relative to `directory` where that is possible."""
-    relative = Path(_relative(image.path.resolve(), directory))
-    return _quoted(relative) + (f"#page={image.page}" if image.paged else "")
-
-
-def _relative(path: Path, directory: Path) -> str:
-    import os
-
-    return os.path.relpath(path, directory)
-
-
-def _quoted(path: Path) -> str:
-    return quote(path.as_posix().encode("utf-8", "surrogateescape"))
-
-
-def _custom_id(group: list[JobImage], inputs: list[Path]) -> str:
-    """The page's path below the input that holds it, in front the input's name if several."""
-    first, last = group[0], group[-1]
-    name = _below_input(first.path, inputs)
-    if not first.paged:
-        return name
-    span = f"{first.page}" if first.page == last.page else f"{first.page}-{last.page}"
-    return f"{name}#page={span}"
-
-
-def _below_input(path: Path, inputs: list[Path]) -> str:
-    for given in inputs:
-        if path == given or path.is_relative_to(given):
-            inner = path.relative_to(given) if path != given else Path(path.name)
-            prefix = Path(given.resolve().name) if len(inputs) > 1 and path != given else Path()
-            return _quoted(prefix / inner)
-    return _quoted(path)
-
-
-def with_page(image: JobImage, page: int) -> JobImage:
-    """The same file's page `page`."""
-    return replace(image, page=page)

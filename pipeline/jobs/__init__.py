@@ -1,0 +1,31 @@
+"""OpenAI batch lines in and out; the whole job file is validated before anything starts.
+
+Format: https://platform.openai.com/docs/api-reference/batch/request-input. An image is an
+`image_url` part whose url is a path relative to the job file (percent-encoded, `#page=N` from 1
+the only fragment), a `file://` url or a `data:` url.
+"""
+
+from pipeline.jobs.read import cache_part, read_job, with_embeddings
+from pipeline.jobs.records import (
+    SUPPORTED_URLS,
+    ImageReference,
+    JobImage,
+    JobLine,
+    Request,
+    Result,
+)
+from pipeline.jobs.write import image_url, write_job
+
+__all__ = [
+    "SUPPORTED_URLS",
+    "ImageReference",
+    "JobImage",
+    "JobLine",
+    "Request",
+    "Result",
+    "cache_part",
+    "image_url",
+    "read_job",
+    "with_embeddings",
+    "write_job",
+]
