@@ -30,7 +30,10 @@ class Reading:
 
 def read_truth(directory: Path) -> list[tuple[str, str]]:
     """(file name, text) of each line of `truth.tsv`."""
-    rows = [line.split("\t", 1) for line in (directory / "truth.tsv").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        line.split("\t", 1)
+        for line in (directory / "truth.tsv").read_text(encoding="utf-8").splitlines()
+    ]
     return [(name, text.replace("\\n", "\n")) for name, text in rows]
 
 
@@ -58,8 +61,18 @@ def answers_of_vllm(model: Path, groups: list[list[Path]], prompt: str, dtype: s
     from PIL import Image
     from vllm import LLM, SamplingParams
 
-    llm = LLM(str(model), dtype=dtype, enforce_eager=True, max_model_len=8192, max_num_seqs=32, limit_mm_per_prompt={"image": 3, "video": 0})
-    requests = [conversation(prompt, [Image.open(path).convert("RGB") for path in group]) for group in groups]
+    llm = LLM(
+        str(model),
+        dtype=dtype,
+        enforce_eager=True,
+        max_model_len=8192,
+        max_num_seqs=32,
+        limit_mm_per_prompt={"image": 3, "video": 0},
+    )
+    requests = [
+        conversation(prompt, [Image.open(path).convert("RGB") for path in group])
+        for group in groups
+    ]
     outputs = llm.chat(requests, SamplingParams(temperature=0, max_tokens=400), use_tqdm=False)
     return [output.outputs[0].text for output in outputs]
 
@@ -70,19 +83,31 @@ def figures(readings: list[Reading]) -> dict[str, float | int]:
     errors = sum(edit_distance(reading.truth, reading.answer) for reading in readings)
     exact = sum(reading.truth == reading.answer for reading in readings)
     accuracy = round(1 - errors / characters, 4)
-    return {"pages": len(readings), "exact": exact, "characters": characters, "errors": errors, "accuracy": accuracy}
+    return {
+        "pages": len(readings),
+        "exact": exact,
+        "characters": characters,
+        "errors": errors,
+        "accuracy": accuracy,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--prompt", default="Read the page.")
-    parser.add_argument("--per-request", type=int, default=1, choices=[1, 2, 3], help="pages in one request")
+    parser.add_argument(
+        "--per-request", type=int, default=1, choices=[1, 2, 3], help="pages in one request"
+    )
     args = parser.parse_args()
     truth = read_truth(args.directory)
-    groups = [truth[first : first + args.per_request] for first in range(0, len(truth), args.per_request)]
+    groups = [
+        truth[first : first + args.per_request] for first in range(0, len(truth), args.per_request)
+    ]
     started = time.monotonic()
     paths = [[args.directory / name for name, _ in group] for group in groups]
     answers = answers_of_vllm(args.model, paths, args.prompt, args.dtype)
@@ -93,8 +118,11 @@ def main() -> None:
     for reading in readings:
         if reading.truth != reading.answer:
             print(f"{reading.file}: {reading.truth!r} read as {reading.answer!r}")
-    result = figures(readings) | {"dtype": args.dtype, "seconds": round(time.monotonic() - started, 1)}
-    print(f"{result['exact']} of {result['pages']} requests exact, character accuracy {result['accuracy']:.4f}")
+    result = figures(readings) | {
+        "dtype": args.dtype,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    print(f"{result['exact']} of {result['pages']} exact, accuracy {result['accuracy']:.4f}")
     print(json.dumps(result))
 
 

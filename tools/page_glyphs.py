@@ -18,7 +18,9 @@ TYPEFACES = ("plain", "bold", "slanted", "narrow", "typewriter")
 @lru_cache(maxsize=65536)
 def glyph(face: str, cell: int, character: str) -> np.ndarray:
     """Ink coverage of one character: (cell, cell) float32 in 0..1."""
-    image = _typewriter(cell, character) if face == "typewriter" else _outline(face, cell, character)
+    image = (
+        _typewriter(cell, character) if face == "typewriter" else _outline(face, cell, character)
+    )
     return np.asarray(image, np.float32) / 255
 
 
@@ -28,13 +30,25 @@ def _outline(face: str, cell: int, character: str) -> Image.Image:
     # Centred by its advance, on a common baseline.
     x = (cell - font.getlength(character)) / 2
     width = max(1, cell // 22) if face == "bold" else 0
-    ImageDraw.Draw(image).text((x, cell * 0.82), character, 255, font, anchor="ls", stroke_width=width)
+    ImageDraw.Draw(image).text(
+        (x, cell * 0.82), character, 255, font, anchor="ls", stroke_width=width
+    )
     if face == "slanted":
         shear = 0.22
-        return image.transform(image.size, Image.Transform.AFFINE, (1, shear, -shear * cell / 2, 0, 1, 0), Image.Resampling.BICUBIC)
+        return image.transform(
+            image.size,
+            Image.Transform.AFFINE,
+            (1, shear, -shear * cell / 2, 0, 1, 0),
+            Image.Resampling.BICUBIC,
+        )
     if face == "narrow":
         squeeze = 1.35
-        return image.transform(image.size, Image.Transform.AFFINE, (squeeze, 0, (1 - squeeze) * cell / 2, 0, 1, 0), Image.Resampling.BICUBIC)
+        return image.transform(
+            image.size,
+            Image.Transform.AFFINE,
+            (squeeze, 0, (1 - squeeze) * cell / 2, 0, 1, 0),
+            Image.Resampling.BICUBIC,
+        )
     return image
 
 

@@ -12,17 +12,18 @@ DIGITS = "0123456789"
 PUNCTUATION = ".,:-/#()+&%"
 ALPHABET = LETTERS + DIGITS + PUNCTUATION
 
-WORDS = (
-    "INVOICE TOTAL DATE PAGE ORDER PAID DUE TAX NET GROSS UNIT PRICE ITEM CUSTOMER NAME STREET CITY BANK "
-    "ACCOUNT REPORT MEMO TO FROM SUBJECT NOTE NOTES LETTER MARCH APRIL MAY JUNE JULY AUGUST SAMPLE DRAFT COPY "
-    "FINAL SIGNED OFFICE PHONE FAX BOX ROOM FLOOR WEST EAST NORTH SOUTH RECEIPT CASH CARD CHANGE THANK YOU "
-    "QUANTITY WEIGHT HEIGHT WIDTH SHIP PARCEL STOCK ZONE JOB QUERY VALUE INDEX FIGURE TABLE CHAPTER APPENDIX"
-).split()
+WORDS = """
+    INVOICE TOTAL DATE PAGE ORDER PAID DUE TAX NET GROSS UNIT PRICE ITEM CUSTOMER NAME STREET
+    CITY BANK ACCOUNT REPORT MEMO TO FROM SUBJECT NOTE NOTES LETTER MARCH APRIL MAY JUNE JULY
+    AUGUST SAMPLE DRAFT COPY FINAL SIGNED OFFICE PHONE FAX BOX ROOM FLOOR WEST EAST NORTH
+    SOUTH RECEIPT CASH CARD CHANGE THANK YOU QUANTITY WEIGHT HEIGHT WIDTH SHIP PARCEL STOCK
+    ZONE JOB QUERY VALUE INDEX FIGURE TABLE CHAPTER APPENDIX
+""".split()  # noqa: SIM905 - a list of strings would be a page long
 
 
-def page_lines(rng: np.random.Generator, count: int, max_chars: int) -> list[str]:
-    """`count` lines of 1 to `max_chars` characters, without spaces at an end or side by side."""
-    return [_line(rng, int(rng.integers(min(2, max_chars), max_chars + 1))) for _ in range(count)]
+def page_lines(rng: np.random.Generator, count: int, min_chars: int, max_chars: int) -> list[str]:
+    """`count` lines of at most `max_chars` characters, without spaces at an end or side by side."""
+    return [_line(rng, int(rng.integers(min_chars, max_chars + 1))) for _ in range(count)]
 
 
 def _line(rng: np.random.Generator, length: int) -> str:
@@ -53,9 +54,25 @@ def _words(rng: np.random.Generator, length: int) -> str:
 
 
 def _figures(rng: np.random.Generator, length: int) -> str:
-    shapes = ("##.##", "####-##-##", "##:##", "#,###.##", "##%", "(###)", "@@-####", "##/##", "+## ####", "#@@ ##", "& @@@", "@. @@@@")
+    shapes = (
+        "##.##",
+        "####-##-##",
+        "##:##",
+        "#,###.##",
+        "##%",
+        "(###)",
+        "@@-####",
+        "##/##",
+        "+## ####",
+        "#@@ ##",
+        "& @@@",
+        "@. @@@@",
+    )
     text = ""
     while len(text) < length:
         shape = shapes[rng.integers(len(shapes))]
-        text += "".join({"#": _pick(rng, DIGITS), "@": _pick(rng, LETTERS)}.get(c, c) for c in shape) + " "
+        text += (
+            "".join({"#": _pick(rng, DIGITS), "@": _pick(rng, LETTERS)}.get(c, c) for c in shape)
+            + " "
+        )
     return text

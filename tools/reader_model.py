@@ -14,7 +14,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import GenerationConfig, Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    Qwen2Tokenizer,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 SPECIAL_TOKENS = (
     "<|im_end|>",
@@ -60,7 +65,7 @@ CHAT_TEMPLATE = """\
 
 
 def reader_config() -> Qwen3VLConfig:
-    """Sizes: widths in channels, `num_position_embeddings` is a 16 x 16 grid resampled to each image."""
+    """Widths in channels; the 256 vision positions are a 16 x 16 grid resampled to each image."""
     text = {
         "vocab_size": VOCABULARY,
         "hidden_size": WIDTH,
@@ -111,17 +116,24 @@ def new_reader(seed: int) -> Qwen3VLForConditionalGeneration:
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration(reader_config()).float()
     with torch.no_grad():
-        # Pages are grey and still: start equal over channels and frames, as the gradient then keeps them.
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and "embed" not in name:
+                weight.normal_(std=weight.shape[1] ** -0.5)
+        # Pages are grey and still: weights that start equal over channels and frames stay so.
         weight = model.model.visual.patch_embed.proj.weight
-        weight.copy_(weight[:, :1, :1].expand_as(weight))
+        weight.copy_(
+            torch.randn(WIDTH, 1, 1, PATCH_PX, PATCH_PX).expand_as(weight) / (6 * PATCH_PX)
+        )
     return model
 
 
 def byte_characters() -> dict[str, int]:
-    """Character that stands for each byte in byte-level BPE: itself if printable, else one from 256 up."""
+    """Stand-in of each byte in byte-level BPE: itself if printable, else one from 256 up."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(others)
+    }
 
 
 def reader_tokenizer() -> Qwen2Tokenizer:
@@ -135,7 +147,9 @@ def reader_tokenizer() -> Qwen2Tokenizer:
         pad_token="<|endoftext|>",
         model_max_length=8192,
     )
-    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     ids = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
     assert ids == list(TOKEN_IDS.values()), ids
@@ -175,7 +189,9 @@ def save_reader(state: dict[str, torch.Tensor], out: Path) -> None:
     config.dtype = torch.bfloat16
     config.save_pretrained(out)
     eos = [TOKEN_IDS["<|im_end|>"], TOKEN_IDS["<|endoftext|>"]]
-    GenerationConfig(do_sample=False, eos_token_id=eos, pad_token_id=TOKEN_IDS["<|endoftext|>"]).save_pretrained(out)
+    GenerationConfig(
+        do_sample=False, eos_token_id=eos, pad_token_id=TOKEN_IDS["<|endoftext|>"]
+    ).save_pretrained(out)
     _save_processor(out)
 
 
@@ -195,8 +211,14 @@ def _save_processor(out: Path) -> None:
         "do_convert_rgb": True,
         "resample": 3,
     }
-    image = {"image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor"} | pixels
-    video = {"video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"} | pixels
+    image = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "processor_class": "Qwen3VLProcessor",
+    } | pixels
+    video = {
+        "video_processor_type": "Qwen3VLVideoProcessor",
+        "processor_class": "Qwen3VLProcessor",
+    } | pixels
     _write_json(out / "preprocessor_config.json", image)
     _write_json(out / "video_preprocessor_config.json", video)
     tokenizer = reader_tokenizer()

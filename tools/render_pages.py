@@ -62,26 +62,33 @@ def draw_page(
     height: int,
     max_lines: int = MAX_LINES,
     max_chars: int = MAX_CHARS,
-    min_cell: int = MIN_CELL_PX,
+    dense: bool = False,
 ) -> Page:
-    """Draw one clean page of `width` x `height` px."""
-    cell = max(min_cell, random_cell(rng, width, height))
-    cell = min(cell, (width - 8) // 2, height - 8)
+    """Draw one clean page of `width` x `height` px; a dense one has as much text as fits."""
+    cell = random_cell(rng, width, height)
     pitch = max(MIN_PITCH_PX, int(cell * rng.uniform(1.08, 1.45)))
     lines_that_fit = 1 + max(0, height - 8 - cell) // pitch
     chars_that_fit = (width - 8) // cell
-    line_count = int(rng.integers(1, min(max_lines, lines_that_fit) + 1))
-    lines = page_lines(rng, line_count, min(max_chars, chars_that_fit))
+    most_lines, most_chars = min(max_lines, lines_that_fit), min(max_chars, chars_that_fit)
+    line_count = most_lines if dense else int(rng.integers(1, most_lines + 1))
+    lines = page_lines(rng, line_count, most_chars if dense else min(2, most_chars), most_chars)
     left = int(rng.integers(4, width - 4 - cell * max(map(len, lines)) + 1))
     top = int(rng.integers(4, height - 4 - cell - pitch * (line_count - 1) + 1))
-    mask, centres = _draw_lines(lines, TYPEFACES[rng.integers(len(TYPEFACES))], cell, pitch, (left, top), (width, height))
+    mask, centres = draw_lines(
+        lines, TYPEFACES[rng.integers(len(TYPEFACES))], cell, pitch, (left, top), (width, height)
+    )
     paper, ink = rng.uniform(185, 255), rng.uniform(0, 80)
     grey = paper + (ink - paper) * mask
     return Page(np.rint(grey).astype(np.uint8), "\n".join(lines), tuple(centres))
 
 
-def _draw_lines(
-    lines: list[str], face: str, cell: int, pitch: int, origin: tuple[int, int], size: tuple[int, int]
+def draw_lines(
+    lines: list[str],
+    face: str,
+    cell: int,
+    pitch: int,
+    origin: tuple[int, int],
+    size: tuple[int, int],
 ) -> tuple[np.ndarray, list[tuple[int, int, float, float]]]:
     """Ink coverage (height, width) float32 in 0..1, and the centres of the cells."""
     (left, top), (width, height) = origin, size
@@ -97,13 +104,19 @@ def _draw_lines(
     return mask, centres
 
 
-def degrade(rng: np.random.Generator, grey: np.ndarray, strength: float = 1.0, angle: float = 1.5) -> np.ndarray:
-    """A worse scan of `grey` (height, width) uint8: tilt, blur by a resize, less contrast, noise."""
+def degrade(
+    rng: np.random.Generator, grey: np.ndarray, strength: float = 1.0, angle: float = 1.5
+) -> np.ndarray:
+    """A worse scan of `grey` (height, width) uint8: tilted, blurred, paler, noisy."""
     height, width = grey.shape
     paper = int(np.median(grey))
-    image = Image.fromarray(grey).rotate(rng.uniform(-angle, angle), Image.Resampling.BICUBIC, fillcolor=paper)
+    image = Image.fromarray(grey).rotate(
+        rng.uniform(-angle, angle), Image.Resampling.BICUBIC, fillcolor=paper
+    )
     shrink = 1 - strength * rng.uniform(0.2, 0.6)
-    small = image.resize((max(8, int(width * shrink)), max(8, int(height * shrink))), Image.Resampling.BILINEAR)
+    small = image.resize(
+        (max(8, int(width * shrink)), max(8, int(height * shrink))), Image.Resampling.BILINEAR
+    )
     values = np.asarray(small.resize((width, height), Image.Resampling.BILINEAR), np.float32)
     values = paper + (values - paper) * (1 - strength * rng.uniform(0.2, 0.6))
     values = values + rng.normal(0, strength * rng.uniform(4, 14), values.shape)
@@ -131,11 +144,15 @@ def write_pages(seed: int, count: int, out: Path, extension: str, hard: bool) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--format", default="png", help="file name extension, such as png, jpeg, tiff, webp or bmp")
+    parser.add_argument(
+        "--format", default="png", help="file name extension, such as png, jpeg, tiff, webp or bmp"
+    )
     parser.add_argument("--hard", action="store_true", help="tilted, blurred, pale and noisy pages")
     args = parser.parse_args()
     write_pages(args.seed, args.count, args.out, args.format, args.hard)
