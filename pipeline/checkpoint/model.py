@@ -1,0 +1,103 @@
+"""Find a model: a local directory, the bundled one, or one of the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import CheckpointError, MissingExtraError, UsageError
+
+BUNDLED_NAME = "tiny-reader"
+BUNDLED_PATH = Path(__file__).parent.parent / "models" / BUNDLED_NAME
+
+_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model directory; `repo` and `revision` (resolved commit) are set for one of the hub."""
+
+    path: Path
+    name: str
+    config: Mapping[str, Any] = field(repr=False, hash=False, compare=False)
+    repo: str | None = None
+    revision: str | None = None
+
+
+def resolve_model(model: str | None = None, revision: str | None = None) -> Model:
+    """The model in a local directory, of a hub id, or (None) the bundled one.
+
+    Of a hub model only the small files are fetched here, a shard when its tensors are read.
+    Raises CheckpointError where there is no such model.
+    """
+    if model is not None and not Path(model).is_dir():
+        return _hub_model(model, revision)
+    if revision is not None:
+        raise UsageError("`--revision` is for hub models", "leave it out for a local directory")
+    path = BUNDLED_PATH if model is None else Path(model)
+    name = BUNDLED_NAME if model is None else path.resolve().name
+    return Model(path, name, read_json(path / "config.json"))
+
+
+def _hub_model(model: str, revision: str | None) -> Model:
+    if not _HUB_ID.fullmatch(model) or model.startswith("."):
+        raise CheckpointError(
+            f"no model directory `{model}`", "give a directory that holds config.json, or a hub id"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        hint = "pip install huggingface_hub"
+        raise MissingExtraError("hub models need `huggingface_hub`", hint) from error
+    try:
+        path = snapshot_download(model, revision=revision, allow_patterns=list(_SMALL_FILES))
+    except Exception as error:  # the client raises a dozen types for no network, no such model, …
+        raise CheckpointError(
+            f"can't fetch `{model}` from the hub: {first_line(error)}",
+            "check the name and the network, or download it and give its directory",
+        ) from error
+    root = Path(path)
+    return Model(root, model, read_json(root / "config.json"), repo=model, revision=root.name)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a model directory; raises CheckpointError naming the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"`{path.parent}` has no {path.name}", "is it a complete model directory?"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"can't read `{path}`: {first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"`{path}` holds no JSON object")
+    return value
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def shard_path(model: Model, shard: str) -> Path:
+    """Where a shard lies; one of a hub model is fetched if it is not there yet."""
+    path = model.path / shard
+    if path.is_file():
+        return path
+    if model.repo is None or Path(shard).name != shard:
+        raise CheckpointError(
+            f"`{model.path}` has no {shard}", "the checkpoint is incomplete: fetch it again"
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model.repo, shard, revision=model.revision))
+    except Exception as error:  # as in `_hub_model`
+        raise CheckpointError(
+            f"can't fetch {shard} of `{model.repo}`: {first_line(error)}"
+        ) from error

@@ -1,0 +1,196 @@
+"""`pipeline encode`: pages in, cache entries (and a job file) out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.checkpoint import resolve_model
+from pipeline.cli import options
+from pipeline.encode import EncodeReport, Outcome, encode_pages, target_for
+from pipeline.encode.records import Done
+from pipeline.errors import ExitCode, Failure, Reason, UsageError
+
+_HINTS = {
+    Reason.NOT_FOUND: "check the name",
+    Reason.UNREADABLE: "check that the file can be read and is not being written",
+    Reason.CORRUPT: "the file is damaged or no page: fetch it again or leave it out",
+    Reason.TRUNCATED: "the file is cut off: fetch it again",
+    Reason.TOO_LARGE: "split the page or save it with fewer pixels (PDF: a lower `--dpi`)",
+    Reason.ENCRYPTED: "remove the document's password first",
+    Reason.UNSUPPORTED: "convert it to PNG, JPEG, TIFF, WebP or PDF",
+    Reason.NO_SUCH_PAGE: "pages count from 1",
+    Reason.ASPECT_RATIO: "cut the page into parts",
+    Reason.NOT_FINITE: "check the model's vision weights",
+    Reason.TOWER_ERROR: "try again; if it stays, lower `--max-pixels`",
+}
+
+
+@click.command()
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
+)
+@options.model_options
+@options.cache_option
+@options.pixel_options
+@click.option(
+    "--job",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the pages as a job file.",
+)
+@click.option("--prompt", metavar="TEXT|FILE", help="The job's prompt, or a file that holds it.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    metavar="N",
+    help="The job's limit of tokens per answer.",
+)
+@click.option(
+    "--schema",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="JSON schema that the job's answers must follow.",
+)
+@click.option(
+    "--pages-per-request",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Consecutive pages of a file in one request of the job.",
+)
+@options.output_options
+def encode(
+    paths: tuple[Path, ...],
+    model: str | None,
+    revision: str | None,
+    cache: Path,
+    min_pixels: int | None,
+    max_pixels: int | None,
+    dpi: int,
+    precision: str,
+    job: Path | None,
+    prompt: str | None,
+    max_tokens: int,
+    schema: Path | None,
+    pages_per_request: int,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Put the embeddings of page images into the cache.
+
+    PATH is an image, a PDF, or a directory that is searched for them. Pages that are in the cache
+    are not encoded again. A page that fails is named and the rest goes on (exit code 3).
+
+    \b
+    Example:
+      pipeline encode docs/
+      pipeline encode scans/ --job jobs/scans.jsonl --prompt "Read the page."
+    """
+    if job is not None and prompt is None:
+        raise UsageError("`--job` needs a prompt", "add `--prompt TEXT` or `--prompt FILE`")
+    options.say_model(model, quiet)
+    found = resolve_model(model, revision)
+    target = target_for(
+        found, cache, min_pixels=min_pixels, max_pixels=max_pixels, dpi=dpi, precision=precision
+    )
+    report = encode_pages(paths, target, watch=iter if quiet else _progress)
+    if job is not None and prompt is not None:
+        _write_job(job, report, paths, prompt, max_tokens, schema, pages_per_request, found.name)
+    _show(report, as_json, quiet)
+    raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))
+
+
+def _progress(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """The outcomes, with a bar on a terminal as soon as there is something to encode."""
+    bar: Any = None
+    pixels, started = 0, time.monotonic()
+    for count, outcome in enumerate(outcomes, start=1):
+        if bar is None and isinstance(outcome, Done) and outcome.stored_bytes is not None:
+            from tqdm import tqdm
+
+            bar = tqdm(unit="page", initial=count - 1, disable=None, dynamic_ncols=True)
+        if bar is not None:
+            if isinstance(outcome, Done) and outcome.stored_bytes is not None:
+                pixels += outcome.pixels
+            rate = pixels / 1e6 / max(time.monotonic() - started, 1e-9)
+            bar.set_postfix_str(f"{rate:.2f} megapixels/s", refresh=False)
+            bar.update()
+        yield outcome
+    if bar is not None:
+        bar.close()
+
+
+def _write_job(
+    job: Path,
+    report: EncodeReport,
+    inputs: tuple[Path, ...],
+    prompt: str,
+    max_tokens: int,
+    schema: Path | None,
+    pages_per_request: int,
+    model_name: str,
+) -> None:
+    from pipeline.jobs import JobImage, write_job
+
+    write_job(
+        job,
+        (JobImage(page.path, page.page, page.paged) for page in report.good),
+        inputs=list(inputs),
+        prompt=_text_of(prompt),
+        max_tokens=max_tokens,
+        schema=None if schema is None else _schema_of(schema),
+        pages_per_request=pages_per_request,
+        model_name=model_name,
+    )
+
+
+def _text_of(prompt: str) -> str:
+    """The prompt itself, or the content of the file that it names."""
+    try:
+        is_file = Path(prompt).is_file()
+    except (OSError, ValueError):  # too long for a name: it is the prompt
+        return prompt
+    return Path(prompt).read_text(encoding="utf-8").strip() if is_file else prompt
+
+
+def _schema_of(path: Path) -> dict[str, Any]:
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"can't read the schema `{path}`: {error}") from error
+    if not isinstance(schema, dict):
+        raise UsageError(f"the schema `{path}` is no JSON object")
+    return schema
+
+
+def _show(report: EncodeReport, as_json: bool, quiet: bool) -> None:
+    for failure in report.failures:
+        click.echo(failure_line(failure), err=True)
+    for reason in sorted({failure.reason for failure in report.failures}):
+        click.echo(f"hint: {reason.value}: {_HINTS[reason]}", err=True)
+    if as_json:
+        click.echo(json.dumps(report.as_record()))
+    elif not quiet:
+        click.echo(
+            f"{report.pages} pages: {report.encoded} encoded, {report.cached} cached, "
+            f"{report.failed} failed; {report.skipped} files skipped; {report.seconds:.1f} s, "
+            f"{report.megapixels:.2f} megapixels, {report.tokens} tokens, "
+            f"{report.bytes / 1e6:.2f} MB"
+        )
+
+
+def failure_line(failure: Failure) -> str:
+    """A failure as one line: file, page, reason, detail."""
+    page = "" if failure.page is None else f" page {failure.page}"
+    detail = f": {failure.detail}" if failure.detail else ""
+    line = f"failed: {failure.file}{page}: {failure.stage.value}/{failure.reason.value}{detail}"
+    return line.encode("utf-8", "backslashreplace").decode().replace("\n", " ")

@@ -1,0 +1,84 @@
+"""Options that several commands share, as decorators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+def model_options(command: Command) -> Command:
+    """--model and --revision."""
+    command = click.option(
+        "--revision", metavar="COMMIT", help="Commit, tag or branch of a hub model."
+    )(command)
+    return click.option(
+        "--model",
+        metavar="DIR|ID",
+        help="Model directory or hub id.  [default: the bundled tiny-reader]",
+    )(command)
+
+
+def cache_option(command: Command) -> Command:
+    """--cache."""
+    return click.option(
+        "--cache",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("cache"),
+        metavar="DIR",
+        help="Where embeddings are kept.  [default: cache/]",
+    )(command)
+
+
+def pixel_options(command: Command) -> Command:
+    """--min-pixels, --max-pixels, --dpi and --precision: what decides an embedding's bytes."""
+    decorators = (
+        click.option(
+            "--min-pixels",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Smaller pages are enlarged to N pixels.  [default: the model's own]",
+        ),
+        click.option(
+            "--max-pixels",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Larger pages are reduced to N pixels.  [default: the model's own]",
+        ),
+        click.option(
+            "--dpi",
+            type=click.IntRange(min=1, max=2400),
+            default=200,
+            show_default=True,
+            metavar="N",
+            help="Resolution at which PDF pages are rendered.",
+        ),
+        click.option(
+            "--precision",
+            type=click.Choice(["float32"]),
+            default="float32",
+            show_default=True,
+            help="Arithmetic of the vision tower.",
+        ),
+    )
+    for decorate in reversed(decorators):
+        command = decorate(command)
+    return command
+
+
+def output_options(command: Command) -> Command:
+    """--json and --quiet."""
+    command = click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")(
+        command
+    )
+
+
+def say_model(model: str | None, quiet: bool) -> None:
+    """One line on stderr where the embedded model stands in for one that was not named."""
+    if model is None and not quiet:
+        click.echo("model: bundled tiny-reader", err=True)

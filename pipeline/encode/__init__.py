@@ -1,0 +1,81 @@
+"""Line 1: pages → geometry → key → miss? → resize → tower → store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pipeline.encode import stages
+from pipeline.encode.locate import Locator
+from pipeline.encode.records import (
+    Done,
+    EncodeReport,
+    GoodPage,
+    Only,
+    Outcome,
+    Target,
+    target_for,
+)
+from pipeline.errors import Failure
+from pipeline.pages import discover
+
+__all__ = [
+    "Done",
+    "EncodeReport",
+    "GoodPage",
+    "Locator",
+    "Outcome",
+    "Target",
+    "encode_pages",
+    "target_for",
+]
+
+Watch = Callable[[Iterator[Outcome]], Iterable[Outcome]]
+
+
+def encode_pages(
+    paths: Sequence[Path | str], target: Target, *, only: Only | None = None, watch: Watch = iter
+) -> EncodeReport:
+    """Bring the embedding of every page in `paths` into the cache, one page in memory at a time.
+
+    `only` restricts files to some of their pages; `watch` wraps the stream of outcomes, for a
+    progress bar. The tower is loaded at the first page that the cache lacks. What is stored for
+    a page does not depend on the other pages of the call.
+
+    Raises StoreError where the cache can't be written, CheckpointError where the tower can't be
+    loaded; a page that fails is an item of the report.
+    """
+    started = time.monotonic()
+    found = discover(paths)  # files in stable order, type by content
+    documents = stages.digest_files(found.files)
+    read = stages.read_pages(documents, target, only)  # from a manifest, else decoded
+    placed = stages.place(read, target)  # grid and key
+    missed = stages.look_up(placed, target.spec, target.store)
+    resized = stages.resize(missed, target)
+    encoded = stages.run_tower(resized, target)
+    stored = stages.put(encoded, target.spec, target.store)
+    outcomes = [*found.failures, *watch(stored)]
+    return _report(outcomes, found.skipped, time.monotonic() - started)
+
+
+def _report(outcomes: Sequence[Outcome], skipped: int, seconds: float) -> EncodeReport:
+    failures = tuple(outcome for outcome in outcomes if isinstance(outcome, Failure))
+    done = [outcome for outcome in outcomes if isinstance(outcome, Done)]
+    encoded = [page for page in done if page.stored_bytes is not None]
+    return EncodeReport(
+        pages=len(outcomes),
+        encoded=len(encoded),
+        cached=len(done) - len(encoded),
+        failed=len(failures),
+        skipped=skipped,
+        seconds=seconds,
+        megapixels=sum(page.pixels for page in encoded) / 1e6,
+        tokens=sum(page.tokens for page in encoded),
+        bytes=sum(page.stored_bytes or 0 for page in encoded),
+        failures=failures,
+        good=tuple(
+            GoodPage(page.file.path, page.page, page.file.paged, page.key, page.tokens)
+            for page in done
+        ),
+    )

@@ -1,0 +1,165 @@
+"""Records of line 1: a page is read, placed, resized, encoded, done; or it is a Failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.checkpoint import Model, tower_fingerprint
+from pipeline.errors import Failure, UsageError
+from pipeline.families import PRECISIONS, Family, family_of
+from pipeline.geometry import Grid
+from pipeline.keys import EncodeSpec, RenderSpec
+from pipeline.pages import DEFAULT_DPI, SourceFile
+from pipeline.store import Entry, Store
+
+Pixels = NDArray[np.uint8]
+Only = Mapping[Path, frozenset[int] | None]  # file → its wanted pages, None for all
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What pages are encoded for: a model, the rules that decide bytes, and the cache."""
+
+    model: Model
+    family: Family
+    spec: EncodeSpec
+    store: Store
+    dpi: int = DEFAULT_DPI
+
+    @property
+    def render(self) -> RenderSpec:
+        """What a file's pixels depend on besides its bytes."""
+        return RenderSpec(self.spec.rules, self.dpi)
+
+
+def target_for(
+    model: Model,
+    cache: Path,
+    *,
+    min_pixels: int | None = None,
+    max_pixels: int | None = None,
+    dpi: int = DEFAULT_DPI,
+    precision: str = "float32",
+) -> Target:
+    """The target of a model; raises CheckpointError or UsageError, imports no torch."""
+    if precision not in PRECISIONS:
+        raise UsageError(f"no precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
+    if dpi < 1:
+        raise UsageError(f"dpi must be at least 1, got {dpi}")
+    family = family_of(model)
+    spec = family.encode_spec(
+        model, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
+    )
+    return Target(model, family, spec, Store(cache, tower_fingerprint(model, family)), dpi)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A page file with the digest of its bytes; `state` is its size and mtime when digested."""
+
+    file: SourceFile
+    digest: str
+    state: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """A page with its decoded size; `rgb` is None where its embedding is already in the cache."""
+
+    file: SourceFile
+    page: int
+    pixels: str
+    height_px: int
+    width_px: int
+    rgb: Pixels | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A page with its place in the model (grid, size in px) and in the cache (key)."""
+
+    read: PageRead
+    key: str
+    grid: Grid
+    height_px: int
+    width_px: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """A page that must be encoded, its pixels at model size, (height, width, 3)."""
+
+    placed: Placed
+    rgb: Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A page with its embedding."""
+
+    placed: Placed
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A page whose embedding is in the cache; `stored_bytes` is None if it was there before."""
+
+    file: SourceFile
+    page: int
+    key: str
+    tokens: int
+    pixels: int
+    stored_bytes: int | None
+
+
+Outcome = Done | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class GoodPage:
+    """A page that can stand in a job file; `paged` if its file can hold several."""
+
+    path: Path
+    page: int
+    paged: bool
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeReport:
+    """What one call of `encode_pages` did; pages = encoded + cached + failed.
+
+    `megapixels` (model size), `tokens` (rows) and `bytes` (stored) are of the encoded pages.
+    """
+
+    pages: int
+    encoded: int
+    cached: int
+    failed: int
+    skipped: int
+    seconds: float
+    megapixels: float
+    tokens: int
+    bytes: int
+    failures: tuple[Failure, ...]
+    good: tuple[GoodPage, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """The report as `encode --json` prints it."""
+        counts = ("pages", "encoded", "cached", "failed", "skipped")
+        return {
+            **{name: getattr(self, name) for name in counts},
+            "seconds": round(self.seconds, 3),
+            "megapixels": round(self.megapixels, 6),
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "failures": [failure.as_record() for failure in self.failures],
+        }
