@@ -1,0 +1,286 @@
+"""The plugin inside the real vLLM: embeddings with the tower absent answer as images do."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plugin_checkpoints import embed, make_qwen3_vl, page
+from plugin_engine import ENVIRONMENT, ask
+
+from pipeline.geometry import PixelBudget
+from pipeline.keys import DecodeRules, EncodeSpec
+from pipeline.plugin import (
+    CONNECTOR,
+    ENV_CACHE,
+    ENV_TOWER,
+    ENV_TOWER_REPORT,
+    WORKER_EXTENSION,
+    probe,
+)
+from pipeline.store import Entry, Store
+
+pytestmark = pytest.mark.engine
+
+SEED = 3
+HIDDEN = 128
+TOWER = "f" * 64
+SPEC = EncodeSpec(
+    family="qwen3_vl",
+    processor="Qwen2VLImageProcessorFast",
+    contract=1,
+    budget=PixelBudget(16, 2, 1024, 1048576),
+    resample="bicubic",
+    rescale_factor=1 / 255,
+    image_mean=(0.5, 0.5, 0.5),
+    image_std=(0.5, 0.5, 0.5),
+    precision="exact",
+    dtype="float32",
+    rules=DecodeRules("exif", "white", "8", "all", "rgb"),
+)
+PAGES = {"a": page(1, 256, 192), "b": page(2, 192, 320)}
+SETS = {"a": "a", "b": "b", "a+b": "ab"}  # pages of one request
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+def ask_about(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    text = {"type": "text", "text": "Read the page."}
+    return [{"role": "user", "content": [*parts, text]}]
+
+
+def image_part(name: str) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    PAGES[name].save(buffer, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def rows_part(rows: torch.Tensor, grid: list[int]) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save(rows.clone().contiguous(), buffer)
+    return embeds_part(base64.b64encode(buffer.getvalue()).decode(), grid)
+
+
+def embeds_part(value: str, grid: list[int]) -> dict[str, Any]:
+    embeds = {"image_embeds": value, "image_grid_thw": grid}
+    return {"type": "image_embeds", "image_embeds": embeds}
+
+
+# -- what the engines are asked -----------------------------------------------------------------
+
+
+class Shelf:
+    """A cache of both pages, and of entries that a request must not get through with."""
+
+    def __init__(self, root: Path, embeddings: dict[str, tuple[torch.Tensor, list[int]]]) -> None:
+        self.store = Store(root, TOWER)
+        self.keys: dict[str, str] = {}
+        self.grids = {name: grid for name, (_, grid) in embeddings.items()}
+        for name, (rows, grid) in embeddings.items():
+            self.put(name, rows, grid)
+        rows, grid = embeddings["a"]
+        self.put("narrow", rows[:, :HIDDEN], grid)
+        self.put("flipped", rows, grid)
+        path = self.store.path(self.keys["flipped"])
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        self.keys["missing"] = "0" * 64
+
+    def put(self, name: str, rows: torch.Tensor, grid: list[int]) -> None:
+        self.keys[name] = f"{len(self.keys) + 1:064x}"
+        bits = rows.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
+        entry = Entry.from_bits(
+            bits,
+            key=self.keys[name],
+            spec=SPEC,
+            tower_fingerprint=TOWER,
+            grid=tuple(grid),
+            source_size=(192, 256),
+        )
+        self.store.put(entry)
+
+    def part(self, name: str, **more: Any) -> dict[str, Any]:
+        grid = self.grids.get(name, self.grids["a"])
+        return embeds_part(f"cache:{self.keys[name]}", grid) | more
+
+    def requests(self) -> dict[str, Any]:
+        """References of every kind, with good ones last: the engine must still be right then."""
+        bad = {name: ask_about(self.part(name)) for name in ("flipped", "missing", "narrow")}
+        bad["no key"] = ask_about(embeds_part("cache:../a", self.grids["a"]))
+        good = {name: ask_about(*map(self.part, pages)) for name, pages in SETS.items()}
+        return bad | good
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "VLLM_MEDIA_CONNECTOR": CONNECTOR,
+            ENV_CACHE: str(self.store.root),
+            ENV_TOWER: self.store.tower_fingerprint,
+        }
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_qwen3_vl(tmp_path_factory.mktemp("qwen3_vl") / "model", seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def embeddings(checkpoint: Path) -> dict[str, tuple[torch.Tensor, list[int]]]:
+    return {name: embed(checkpoint, image, seed=SEED) for name, image in PAGES.items()}
+
+
+@pytest.fixture(scope="module")
+def shelf(
+    embeddings: dict[str, tuple[torch.Tensor, list[int]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Shelf:
+    return Shelf(tmp_path_factory.mktemp("cache"), embeddings)
+
+
+@pytest.fixture(scope="module")
+def native(checkpoint: Path) -> dict[str, Any]:
+    requests = {name: ask_about(*map(image_part, pages)) for name, pages in SETS.items()}
+    return ask(checkpoint, requests, tower=True)
+
+
+@pytest.fixture(scope="module")
+def absent(
+    checkpoint: Path, embeddings: dict[str, tuple[torch.Tensor, list[int]]], shelf: Shelf
+) -> dict[str, Any]:
+    rows, grid = embeddings["a"]
+    zeroed = torch.cat([rows[:, :HIDDEN], torch.zeros_like(rows[:, HIDDEN:])], dim=1)
+    halves = {name: (rows.to(torch.bfloat16), grid) for name, (rows, grid) in embeddings.items()}
+    requests = shelf.requests() | {
+        "uuid": ask_about(shelf.part("b", uuid=shelf.keys["b"])),
+        "uuid again": ask_about(shelf.part("b", uuid=shelf.keys["b"])),
+        "zeroed deepstack": ask_about(rows_part(zeroed, grid)),
+        "main columns only": ask_about(rows_part(rows[:, :HIDDEN], grid)),
+        "a row too few": ask_about(rows_part(rows[1:], grid)),
+        "not finite": ask_about(rows_part(rows / 0, grid)),
+        "three dimensions": ask_about(rows_part(rows[None], grid)),
+        "an image": ask_about(image_part("a")),
+    }
+    for name, pages in SETS.items():
+        parts = [rows_part(*embeddings[page]) for page in pages]
+        requests[f"float32 {name}"] = ask_about(*parts)
+        requests[f"bfloat16 {name}"] = ask_about(*[rows_part(*halves[page]) for page in pages])
+    return ask(checkpoint, requests, tower=False, environment=shelf.environment())
+
+
+@pytest.fixture(scope="module")
+def batch(checkpoint: Path, shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vLLM's own batch runner over references: its output and the workers' reports."""
+    directory = tmp_path_factory.mktemp("batch")
+    sampling = {"max_tokens": 16, "temperature": 0.0, "ignore_eos": True, "logprobs": True}
+    with (directory / "in.jsonl").open("w") as file:
+        for name, messages in shelf.requests().items():
+            body = {"model": str(checkpoint), "messages": messages, "return_token_ids": True}
+            line = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions"}
+            file.write(json.dumps(line | {"body": body | sampling}) + "\n")
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.run_batch"),
+        *("-i", directory / "in.jsonl", "-o", directory / "out.jsonl"),
+        *("--model", checkpoint, "--dtype", "float32", "--max-model-len", "2048"),
+        *("--enforce-eager", "--enable-mm-embeds", "--worker-extension-cls", WORKER_EXTENSION),
+        *("--limit-mm-per-prompt", '{"image": 0, "video": 0}'),
+    ]
+    environment = os.environ | ENVIRONMENT | shelf.environment()
+    environment[ENV_TOWER_REPORT] = str(directory / "towers")
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, cwd=directory
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return directory
+
+
+# -- answers ------------------------------------------------------------------------------------
+
+
+def test_embeddings_without_the_tower_answer_as_images_do(
+    native: dict[str, Any], absent: dict[str, Any]
+) -> None:
+    expected = native["answers"]
+    assert {name: absent["answers"][f"float32 {name}"] for name in SETS} == expected
+    assert len({tuple(answer["tokens"]) for answer in expected.values()}) == len(SETS)
+
+
+def test_references_answer_as_the_same_rows_inline(absent: dict[str, Any]) -> None:
+    answers = absent["answers"]
+    assert [answers[name] for name in SETS] == [answers[f"bfloat16 {name}"] for name in SETS]
+    assert answers["uuid"] == answers["uuid again"] == answers["b"]
+
+
+def test_deepstack_rows_matter(native: dict[str, Any], absent: dict[str, Any]) -> None:
+    assert absent["answers"]["zeroed deepstack"]["tokens"] != native["answers"]["a"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", f"bad_cache_entry:{'0' * 64}: there is no such entry"),
+        ("flipped", "bad_cache_entry:{flipped}: "),
+        ("no key", "bad_cache_reference: '../a' is no cache key"),
+        ("narrow", "bad_embedding: image_embeds has 128 columns instead of 384"),
+        ("main columns only", "bad_embedding: image_embeds has 128 columns instead of 384"),
+        ("a row too few", "bad_embedding: image_embeds has 47 rows, image_grid_thw asks for 48"),
+        ("not finite", "bad_embedding: image_embeds has values that are not finite"),
+        ("three dimensions", "bad_embedding: "),
+        ("an image", "At most 0 image(s) may be provided"),
+    ],
+)
+def test_a_bad_part_costs_its_own_request_only(
+    name: str, message: str, absent: dict[str, Any], shelf: Shelf
+) -> None:
+    assert absent["answers"][name]["error"].startswith(message.format(**shelf.keys))
+
+
+def test_the_probe_tells_an_absent_tower_from_a_loaded_one(
+    native: dict[str, Any], absent: dict[str, Any]
+) -> None:
+    (loaded,), (missing,) = native["reports"], absent["reports"]
+    assert (missing["class"], missing["parameters"], missing["bytes"]) == (
+        "StageMissingLayer",
+        0,
+        0,
+    )
+    assert loaded["class"] == "Qwen3_VisionTransformer"
+    assert loaded["parameters"] > 100_000
+    assert loaded["bytes"] == 4 * loaded["parameters"]
+    assert missing["deepstack"] is loaded["deepstack"] is True
+
+
+def test_the_batch_runner_answers_and_reports_alike(batch: Path, absent: dict[str, Any]) -> None:
+    rows = [json.loads(line) for line in (batch / "out.jsonl").read_text().splitlines()]
+    by_name = {row["custom_id"]: row for row in rows}
+    for name in SETS:
+        (choice,) = by_name[name]["response"]["body"]["choices"]
+        assert choice["token_ids"] == absent["answers"][name]["tokens"], name
+    for name in ("missing", "flipped", "no key", "narrow"):
+        row = by_name[name]
+        assert row["response"]["status_code"] == 400, row
+        assert absent["answers"][name]["error"] in json.dumps(row, ensure_ascii=False)
+    (report,) = probe.read_reports(batch / "towers")
+    assert (report["class"], report["parameters"]) == ("StageMissingLayer", 0)
+
+
+@pytest.mark.check
+def test_moe_embeddings_without_the_tower_answer_as_images_do(tmp_path: Path) -> None:
+    checkpoint = make_qwen3_vl(tmp_path / "model", seed=SEED, moe=True)
+    images = {name: ask_about(*map(image_part, pages)) for name, pages in SETS.items()}
+    rows = {name: rows_part(*embed(checkpoint, image, seed=SEED)) for name, image in PAGES.items()}
+    embeds = {name: ask_about(*map(rows.get, pages)) for name, pages in SETS.items()}
+    native = ask(checkpoint, images, tower=True)
+    absent = ask(checkpoint, embeds, tower=False)
+    assert absent["answers"] == native["answers"]
+    assert len({tuple(answer["tokens"]) for answer in native["answers"].values()}) == len(SETS)
+    assert absent["reports"][0]["class"] == "StageMissingLayer"
