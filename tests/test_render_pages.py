@@ -15,11 +15,7 @@ from page_texts import ALPHABET
 from render_pages import MAX_CHARS, MAX_LINES, TRAINER_SPACE, command_page, draw_page, write_pages
 
 # Text of the first pages of seed 1: a change here changes every figure measured on a seed.
-SEED_1_TEXTS = (
-    "G Y QAYS\nPWU2",
-    "9I6U6MWH G15\n%\nITEM FAX",
-    "IED\nRECEIP\nPNKCAABJJPB\nROOM\n6J8 6RZ..M\n50/",
-)
+SEED_1_TEXTS = ("2\nK9V1 9M/\n42/", "6589-\nCUWKIOAEOE\n25.75 26/", "L")
 
 
 def _files(directory: Path) -> dict[str, bytes]:
@@ -95,10 +91,12 @@ def test_no_two_characters_share_half_a_token() -> None:
         assert len(slots) == len(set(slots))
 
 
-def test_every_character_leaves_ink_in_its_cell() -> None:
-    page = command_page(7, 0, hard=False)
+@pytest.mark.parametrize("index", range(10))
+def test_every_character_leaves_ink_in_its_cell(index: int) -> None:
+    page = draw_page(np.random.default_rng(index), 320, 160, dense=True)
     paper = int(np.median(page.grey))
     lines = page.text.split("\n")
+    half = (page.centres[1][2] - page.centres[0][2]) / 2
     for line, column, x, y in page.centres:
-        around = page.grey[int(y) - 11 : int(y) + 11, int(x) - 11 : int(x) + 11].astype(int)
-        assert (abs(around - paper).max() > 20) == (lines[line][column] != " ")
+        cell = page.grey[int(y - half) : int(y + half), int(x - half) : int(x + half)].astype(int)
+        assert (abs(cell - paper).max() > 20) == (lines[line][column] != " ")

@@ -56,9 +56,10 @@ class Stage:
 STAGES = (
     Stage(10, 3, 1, 8, 1),
     Stage(12, 5, 2, 10, 1),
-    Stage(16, 9, 4, 12, 1),
-    Stage(20, 14, MAX_LINES, MAX_CHARS, 3),
+    Stage(14, 8, 4, 12, 1),
+    Stage(16, 10, MAX_LINES, MAX_CHARS, 3),
 )
+LARGE_STAGE = Stage(20, 14, MAX_LINES, MAX_CHARS, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +92,24 @@ def training_batch(seed: int, step: int, reach: float) -> Batch:
     shrink = (1.0, 0.7, 0.6)[count - 1]
     canvases = [_draw_canvas(rng, stage, shrink) for _ in range(count)]
     tokens = sum(width * height for width, height in canvases)
-    size = int(np.clip(1800 // tokens, 6, 32))
+    size = int(np.clip(1400 // tokens, 6, 32))
     max_lines = max(1, round(stage.max_lines * shrink))
     pages = [
         [_draw(rng, *canvas, max_lines, stage.max_chars) for canvas in canvases]
         for _ in range(size)
     ]
-    rows = [_request(rng, [page.text for page in request], canvases) for request in pages]
-    return _batch(rows, pages)
+    return _batch(_requests(rng, _texts(pages), canvases), pages)
+
+
+def _texts(pages: list[list[Page]]) -> list[list[str]]:
+    return [[page.text for page in request] for request in pages]
 
 
 def _dense_batch(rng: np.random.Generator) -> Batch:
     """Small pages full of text: many slots for a tower that has yet to learn its letters."""
     columns, rows = ((8, 4), (6, 5), (10, 3))[rng.integers(3)]
     pages = [[draw_page(rng, columns * TOKEN_PX, rows * TOKEN_PX, dense=True)] for _ in range(32)]
-    return _batch([_request(rng, [page.text], [(columns, rows)]) for [page] in pages], pages)
+    return _batch(_requests(rng, _texts(pages), [(columns, rows)]), pages)
 
 
 def _batch(rows: list[tuple[list[int], int]], pages: list[list[Page]]) -> Batch:
@@ -126,6 +130,8 @@ def _batch(rows: list[tuple[list[int], int]], pages: list[list[Page]]) -> Batch:
 def _draw_stage(rng: np.random.Generator, reach: float) -> Stage:
     """Mostly the hardest stage reached, one time in five an easier one."""
     hardest = min(len(STAGES) - 1, int(reach * len(STAGES)))
+    if hardest == len(STAGES) - 1 and rng.random() < 0.1:
+        return LARGE_STAGE
     return STAGES[rng.integers(hardest + 1) if rng.random() < 0.2 else hardest]
 
 
@@ -147,7 +153,9 @@ def _draw(
             width + int(rng.integers(-16, 16)),
             height + int(rng.integers(-16, 16)),
         )
-    page = draw_page(rng, drawn_width, drawn_height, max_lines, max_chars)
+    # Half of the pages are full of text: more to learn from per pixel.
+    dense = rng.random() < 0.5
+    page = draw_page(rng, drawn_width, drawn_height, max_lines, max_chars, dense)
     grey = (
         degrade(rng, page.grey, rng.uniform(0, 0.9), angle=0.6) if rng.random() < 0.2 else page.grey
     )
@@ -200,26 +208,26 @@ def _filler(rng: np.random.Generator) -> str:
     return sentence.capitalize() + "."
 
 
-def _request(
-    rng: np.random.Generator, texts: list[str], canvases: list[tuple[int, int]]
-) -> tuple[list[int], int]:
-    """Token ids of a whole conversation, and where the answer starts."""
+def _requests(
+    rng: np.random.Generator, texts: list[list[str]], canvases: list[tuple[int, int]]
+) -> list[tuple[list[int], int]]:
+    """Token ids of whole conversations, and where each answer starts.
+
+    One system text and one prompt for the batch: drawn for each request, the rare long ones
+    would pad every batch.
+    """
+    system, prompt, prompt_first = _system(rng), _prompt(rng).encode(), rng.random() < 0.75
     start, end = TOKEN_IDS["<|im_start|>"], TOKEN_IDS["<|im_end|>"]
     images: list[int] = []
     for columns, rows in canvases:
-        images += [
-            TOKEN_IDS["<|vision_start|>"],
-            *[TOKEN_IDS["<|image_pad|>"]] * (columns * rows),
-            TOKEN_IDS["<|vision_end|>"],
-        ]
+        pads = [TOKEN_IDS["<|image_pad|>"]] * (columns * rows)
+        images += [TOKEN_IDS["<|vision_start|>"], *pads, TOKEN_IDS["<|vision_end|>"]]
     ids: list[int] = []
-    system = _system(rng)
     if system is not None:
         ids += [start, *f"system\n{system}".encode(), end, *b"\n"]
-    prompt = _prompt(rng).encode()
-    content = [*prompt, *images] if rng.random() < 0.75 else [*images, *prompt]
+    content = [*prompt, *images] if prompt_first else [*images, *prompt]
     ids += [start, *b"user\n", *content, end, *b"\n", start, *b"assistant\n"]
-    return [*ids, *"\n\n".join(texts).encode(), end], len(ids)
+    return [([*ids, *"\n\n".join(pages).encode(), end], len(ids)) for pages in texts]
 
 
 def _pad(rows: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -52,7 +52,9 @@ class Trainer:
         """Muon for the matrices of the blocks, AdamW for the rest."""
         matrices, others = [], []
         for name, parameter in self.model.named_parameters():
-            (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
+            # Orthogonalising the mergers' 512 x 512 costs more than it gains.
+            is_hidden = parameter.ndim == 2 and "embed" not in name and "merger" not in name
+            (matrices if is_hidden else others).append(parameter)
         return [
             torch.optim.Muon(
                 matrices, lr=self.peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
