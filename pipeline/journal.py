@@ -133,7 +133,8 @@ class RunDirectory:
         if not stale:
             return
         path = self.path / "results.jsonl"
-        kept, superseded = [], []
+        kept: list[bytes] = []
+        superseded: list[bytes] = []
         for raw, record in _whole_records(path):
             (superseded if record["custom_id"] in stale else kept).append(raw)
         self._set_aside(superseded)

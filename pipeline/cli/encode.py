@@ -145,7 +145,7 @@ def _write_job(
         job,
         (JobImage(page.path, page.page, page.paged) for page in report.good),
         inputs=list(inputs),
-        prompt=_text_of(prompt),
+        prompt=text_of(prompt),
         max_tokens=max_tokens,
         schema=None if schema is None else _schema_of(schema),
         pages_per_request=pages_per_request,
@@ -153,7 +153,7 @@ def _write_job(
     )
 
 
-def _text_of(prompt: str) -> str:
+def text_of(prompt: str) -> str:
     """The prompt itself, or the content of the file that it names."""
     try:
         is_file = Path(prompt).is_file()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.engines.contract import Engine, EngineDeath, EngineStarted
@@ -61,7 +61,7 @@ class _Feed:
 
 def supervise(
     engine: Engine, requests: Iterator[Request], *, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Result | EngineStarted | SetAside | Death]:
+) -> Generator[Result | EngineStarted | SetAside | Death]:
     """Yield every result of `requests`, through as many lives of the engine as it takes.
 
     Raises EngineLostError when it does not come up, or dies again and again without finishing

@@ -31,6 +31,12 @@ class Tower(Protocol):
         `pixels` is uint8 of shape (height, width, 3). The page is attended alone.
         """
 
+    def encode_original(self, rgb: NDArray[np.uint8], spec: EncodeSpec) -> torch.Tensor:
+        """The same of a page that is not resized yet, resized by the checkpoint's processor.
+
+        The reference of the parity check: no code of ours touches the pixels.
+        """
+
 
 class Family(WeightLayout, Protocol):
     """What the pipeline needs to know about a model family.

@@ -212,10 +212,19 @@ class Qwen3VLTower:
 
     def encode(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
         """(H, W, 3) uint8 → (R, O·(1+K)) in the tower's precision."""
+        return self._run(pixels, do_resize=False)
+
+    def encode_original(self, rgb: NDArray[np.uint8], spec: EncodeSpec) -> torch.Tensor:
+        """(H0, W0, 3) uint8 → (R, O·(1+K)): the processor resizes, as on the native path."""
+        budget = spec.budget
+        size = {"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels}
+        return self._run(rgb, size=size)
+
+    def _run(self, pixels: NDArray[np.uint8], **settings: Any) -> torch.Tensor:
         import torch
 
         inputs = self._processor(
-            images=[pixels], do_resize=False, input_data_format="channels_last", return_tensors="pt"
+            images=[pixels], input_data_format="channels_last", return_tensors="pt", **settings
         )
         with torch.inference_mode():
             # pixel_values (N, 3·T·P·P), grid (1, 3)

@@ -7,74 +7,88 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from pipeline.checkpoint import Model, model_identity, resolve_model, tower_fingerprint
-from pipeline.encode import EncodeOptions, EncodeReport, Locator, encode_pages
+from tqdm import tqdm
+
+from pipeline.checkpoint import model_identity, resolve_model
+from pipeline.encode import EncodeReport, Locator, Target, encode_pages, target_for
 from pipeline.engines import guard
 from pipeline.engines.arguments import ModelSource
 from pipeline.errors import Failure, PipelineError, Reason, Stage
-from pipeline.families import family_of
 from pipeline.jobs import ImageReference
+from pipeline.pages import DEFAULT_DPI
 from pipeline.run.outcome import DamagedEntry
-from pipeline.store import Footer, Store
+from pipeline.store import Footer
+
+
+@dataclass(frozen=True, slots=True)
+class PageOptions:
+    """Which model's embeddings, made how, lying where."""
+
+    cache: Path
+    model: str | None = None
+    revision: str | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    dpi: int = DEFAULT_DPI
+    precision: str = "float32"
+
+    def target(self) -> Target:
+        """Resolve the model; raises CheckpointError or UsageError. Imports no torch."""
+        return target_for(
+            resolve_model(self.model, self.revision),
+            self.cache,
+            min_pixels=self.min_pixels,
+            max_pixels=self.max_pixels,
+            dpi=self.dpi,
+            precision=self.precision,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPages:
     """A model and its part of the cache, without torch."""
 
-    options: EncodeOptions
-    model: Model
-    store: Store
+    options: PageOptions
+    target: Target
     locator: Locator
     model_identity: str
-    deepstack: bool
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names that a job may call the model by."""
-        return tuple(dict.fromkeys((self.model.name, self.model.path.name)))
+        model = self.target.model
+        return tuple(dict.fromkeys((model.name, model.path.name)))
 
     def engine_source(self, served_names: tuple[str, ...], *, native: bool = False) -> ModelSource:
         """What an engine has to be told."""
+        target = self.target
+        family, config = target.family, target.model.config
         return ModelSource(
-            path=self.model.path,
+            path=target.model.path,
             served_names=served_names,
-            cache=self.store.root,
-            tower_fingerprint=self.store.tower_fingerprint,
-            deepstack=self.deepstack,
+            cache=target.store.root,
+            tower_fingerprint=target.store.tower_fingerprint,
+            deepstack=family.row_width(config) > family.text_hidden_size(config),
             native=native,
         )
 
     def quarantine(self, damaged: Iterable[DamagedEntry]) -> None:
         """Move bad entries aside, so that their pages are missing again."""
         for entry in damaged:
-            self.store.quarantine(entry.key, entry.why)
+            self.target.store.quarantine(entry.key, entry.why)
 
 
-def open_pages(options: EncodeOptions) -> OpenPages:
+def open_pages(options: PageOptions) -> OpenPages:
     """Resolve the model and find its tower's part of the cache.
 
     Raises CheckpointError if the model can't be used.
     """
-    model = resolve_model(options.model, options.revision)
-    family = family_of(model)
-    store = Store(options.cache, tower_fingerprint(model, family))
-    spec = family.encode_spec(
-        model,
-        min_pixels=options.min_pixels,
-        max_pixels=options.max_pixels,
-        precision=options.precision,
-    )
-    return OpenPages(
-        options=options,
-        model=model,
-        store=store,
-        locator=Locator(store, spec, options.dpi),
-        model_identity=model_identity(model),
-        deepstack=family.row_width(model.config) > family.text_hidden_size(model.config),
-    )
+    target = options.target()
+    locator = Locator(target.store, target.spec, target.dpi)
+    return OpenPages(options, target, locator, model_identity(target.model))
 
 
 def locate_images(
@@ -96,20 +110,27 @@ def locate_images(
 
 
 def encode_apart(
-    missing: list[tuple[Path, int]], options: EncodeOptions, quiet: bool
+    missing: list[tuple[Path, int]], options: PageOptions, quiet: bool
 ) -> EncodeReport:
     """Encode pages in a process that ends afterwards, so that torch's memory goes with it."""
-    only: dict[Path, set[int]] = {}
-    for path, page in missing:
-        only.setdefault(path, set()).add(page)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=guard.die_with_parent) as pool:
         try:
-            return pool.submit(encode_pages, options, list(only), only=only, quiet=quiet).result()
+            return pool.submit(_encode, missing, options, quiet).result()
         except BrokenProcessPool as error:
             raise PipelineError(
                 "the encoding process died", "out of memory? finished pages are in the cache"
             ) from error
+
+
+def _encode(missing: list[tuple[Path, int]], options: PageOptions, quiet: bool) -> EncodeReport:
+    wanted: dict[Path, frozenset[int]] = {}
+    for path, page in missing:
+        wanted[path] = wanted.get(path, frozenset()) | {page}
+    bar = partial(
+        tqdm, total=len(missing), desc="encoding missing pages", unit="page", disable=quiet
+    )
+    return encode_pages(list(wanted), options.target(), only=wanted, watch=bar)
 
 
 def _why_missing(

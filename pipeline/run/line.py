@@ -27,7 +27,6 @@ from pipeline.run.outcome import DamagedEntry, outcome_of, set_aside_failure
 from pipeline.run.requests import RequestMaker
 from pipeline.run.survey import JobSource, Survey, survey_job
 
-
 REPAIRS = 1  # how often a damaged cache entry is made anew within one run
 
 
