@@ -77,13 +77,13 @@ def ours(height: int, width: int, budget: PixelBudget) -> tuple[int, int] | None
         return None
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(st.integers(1, 20_000), st.integers(1, 20_000), budgets)
 def test_any_size_and_budget_as_installed(height: int, width: int, budget: PixelBudget) -> None:
     assert ours(height, width, budget) == installed(height, width, budget)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 60), budgets)
 def test_ties_and_exact_ratios_as_installed(
     rows: int, columns: int, scale: int, budget: PixelBudget
@@ -98,14 +98,14 @@ def test_ties_and_exact_ratios_as_installed(
     assert ours(side, columns * scale, exact) == installed(side, columns * scale, exact)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 60), st.integers(-3, 3), st.booleans())
 def test_the_limit_of_the_aspect_ratio_as_installed(short: int, over: int, tall: bool) -> None:
     size = (200 * short + over, short) if tall else (short, 200 * short + over)
     assert ours(*size, TINY_READER) == installed(*size, TINY_READER)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 5000), budgets)
 def test_rows_are_what_the_processor_counts(height: int, width: int, budget: PixelBudget) -> None:
     from transformers import Qwen2VLImageProcessor

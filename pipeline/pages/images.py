@@ -42,7 +42,9 @@ def image_pages(file: SourceFile, only: frozenset[int] | None) -> Outcomes:
             wanted = only is None or number in only
             yield number, _decoded(image, file) if wanted else None
             try:
-                image.seek(number)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    image.seek(number)
             except EOFError:
                 return
             except Exception as error:  # a damaged chain of directories: nothing can follow
