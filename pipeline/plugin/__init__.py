@@ -18,6 +18,7 @@ WORKER_EXTENSION = "pipeline.plugin.probe.TowerProbe"  # for worker_extension_cl
 
 ENV_CACHE = "PIPELINE_CONNECTOR_CACHE"  # the cache directory that references point into
 ENV_TOWER = "PIPELINE_CONNECTOR_TOWER"  # the tower fingerprint that they belong to
+ENV_DIE_WITH_PARENT = "PIPELINE_DIE_WITH_PARENT"  # set by our drivers for their own engines
 ENV_TOWER_REPORT = "PIPELINE_TOWER_REPORT"  # a directory: each worker writes its report there
 
 _CONNECTOR_MODULE = "vllm.multimodal.media.connector"
@@ -52,6 +53,10 @@ def _fit(name: str) -> str:
 
 
 def _register() -> None:
+    if os.environ.get(ENV_DIE_WITH_PARENT):
+        from pipeline.engines import guard
+
+        guard.die_with_parent()  # vLLM's engine core would outlive a front end that is killed
     version = sources.vllm_version()
     if not sources.is_known(version):
         logger.warning("vlm-page-pipeline: vLLM %s is unknown, nothing patched", version)
