@@ -7,5 +7,5 @@ import runpy
 from pipeline.engines import guard
 
 if __name__ == "__main__":
-    guard.install()
+    guard.lead_group()
     runpy.run_module("vllm.entrypoints.openai.run_batch", run_name="__main__", alter_sys=True)

@@ -34,7 +34,7 @@ class Events:
 
 
 def main() -> None:
-    guard.install()
+    guard.lead_group()
     events = Events(os.fdopen(int(os.environ.pop(EVENTS_ENV)), "wb"))
     args = _parse_arguments(sys.argv[1:])
     try:

@@ -1,8 +1,9 @@
 """No engine outlives its driver, and no engine is left behind by a dead one.
 
-Three nets, since each has a hole: the kernel's parent-death signal (misses a grandchild whose
-parent is killed before it has asked), a pipe that reads end-of-file when the driver is gone, and
-process ids with start times in the run directory that the next run ends.
+Three nets, since each has a hole. The child leads a process group and watches a pipe from the
+driver: at end-of-file it kills the group. vLLM's processes in that group ask the kernel to die
+with their parent, for the case that the child is killed as well. Process ids with start times
+stand in the run directory; the next run ends what still lives.
 """
 
 from __future__ import annotations
@@ -42,13 +43,26 @@ def kill_group_at_end_of(file_descriptor: int) -> None:
     threading.Thread(target=watch, name="liveness", daemon=True).start()
 
 
-def install() -> None:
-    """Both nets, in a process that leads its own group; called first thing in the child."""
-    die_with_parent()
+def lead_group() -> None:
+    """First thing in the child: watch the driver's pipe.
+
+    The child itself does not ask for the parent-death signal: it would be gone before it could
+    kill its group.
+    """
     descriptor = os.environ.pop(LIVENESS_ENV, None)
     if descriptor is not None:
         assert os.getpgrp() == os.getpid(), "the child must lead its own process group"
         kill_group_at_end_of(int(descriptor))
+
+
+def die_with_leader() -> None:
+    """In the other processes of the group: die with the parent, or now if the leader is gone."""
+    leader = os.getpgrp()
+    if leader == os.getpid():
+        return
+    die_with_parent()
+    if _stat_fields(leader) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 # -- the next run's net ---------------------------------------------------------------------------

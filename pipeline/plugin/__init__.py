@@ -56,7 +56,7 @@ def _register() -> None:
     if os.environ.get(ENV_DIE_WITH_PARENT):
         from pipeline.engines import guard
 
-        guard.die_with_parent()  # vLLM's engine core would outlive a front end that is killed
+        guard.die_with_leader()  # vLLM's engine core would outlive a front end that is killed
     version = sources.vllm_version()
     if not sources.is_known(version):
         logger.warning("vlm-page-pipeline: vLLM %s is unknown, nothing patched", version)

@@ -9,7 +9,6 @@ so a finished answer is never lost and never run twice.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.errors import Failure, LockedError, PipelineError
+from pipeline.journal.lines import (
+    as_line,
+    complete_lines,
+    end_torn_line,
+    ends_with_newline,
+    sync,
+    whole_results,
+    write_atomically,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class RunDirectory:
         self.engine_record = path / "engine.json"
         self.attempts.mkdir(parents=True, exist_ok=True)
         self.states: dict[str, ItemState] = {}
-        _end_torn_line(path / "journal.jsonl")
+        end_torn_line(path / "journal.jsonl")
         self._read_journal()
         self._recover_results()
         self._journal = (path / "journal.jsonl").open("ab")
@@ -74,7 +82,7 @@ class RunDirectory:
         superseded: list[bytes] = []
         unjournalled: list[tuple[str, str, int]] = []
         total = 0
-        for raw, record in _whole_records(path):
+        for raw, record in whole_results(path):
             total += 1
             custom_id, pipeline = record["custom_id"], record["pipeline"]
             state = self.states.get(custom_id)
@@ -89,9 +97,9 @@ class RunDirectory:
                 for custom_id, identity, attempt in unjournalled:
                     journal.write(_event_line("done", custom_id, identity, attempt))
                     self._apply("done", custom_id, identity, attempt)
-                _sync(journal)
+                sync(journal)
         self._forget_results_that_are_gone(kept)
-        clean = path.exists() and total == len(kept) and _ends_with_newline(path)
+        clean = path.exists() and total == len(kept) and ends_with_newline(path)
         if path.exists() and not clean:
             self._set_aside(superseded)
             write_atomically(path, kept.values())
@@ -105,7 +113,7 @@ class RunDirectory:
         if lines:
             with (self.attempts / "superseded.jsonl").open("ab") as file:
                 file.writelines(lines)
-                _sync(file)
+                sync(file)
 
     def is_done(self, custom_id: str, identity: str) -> bool:
         """True if results.jsonl holds the answer to this very request."""
@@ -135,7 +143,7 @@ class RunDirectory:
         path = self.path / "results.jsonl"
         kept: list[bytes] = []
         superseded: list[bytes] = []
-        for raw, record in _whole_records(path):
+        for raw, record in whole_results(path):
             (superseded if record["custom_id"] in stale else kept).append(raw)
         self._set_aside(superseded)
         self._results.close()
@@ -151,12 +159,12 @@ class RunDirectory:
 
     def note_engine(self, event: str, **fields: Any) -> None:
         """Append an event of the engine itself (engine_start, engine_death)."""
-        self._append(self._journal, _line({"event": event, "time": _now(), **fields}))
+        self._append(self._journal, as_line({"event": event, "time": _now(), **fields}))
 
     def finish(self, record: dict[str, Any]) -> None:
         """Keep an answer: result line, fsync, then the `done` event, fsync."""
         pipeline = record["pipeline"]
-        self._append(self._results, _line(record))
+        self._append(self._results, as_line(record))
         self._append(
             self._journal,
             _event_line("done", record["custom_id"], pipeline["identity"], pipeline["attempts"]),
@@ -172,26 +180,26 @@ class RunDirectory:
             "identity": identity,
             "attempt": failure.attempts,
         }
-        self._append(self._journal, _line(event))
+        self._append(self._journal, as_line(event))
 
     def write_errors(self, failures: Iterable[Failure]) -> None:
         """Replace errors.jsonl by the items that are failed now."""
         write_atomically(
-            self.path / "errors.jsonl", (_line(failure.as_record()) for failure in failures)
+            self.path / "errors.jsonl", (as_line(failure.as_record()) for failure in failures)
         )
 
     def write_report(self, report: dict[str, Any]) -> None:
         """Replace report.json, the totals of the last run."""
-        write_atomically(self.path / "report.json", [_line(report)])
+        write_atomically(self.path / "report.json", [as_line(report)])
 
     def flush(self) -> None:
         """Wait until every event noted so far is on disk."""
-        _sync(self._journal)
+        sync(self._journal)
 
     def _append(self, file: BinaryIO, line: bytes) -> None:
         try:
             file.write(line)
-            _sync(file)
+            sync(file)
         except OSError as error:
             raise PipelineError(
                 f"can't write `{file.name}`: {error.strerror}",
@@ -226,66 +234,8 @@ def open_run_directory(path: Path) -> Iterator[RunDirectory]:
             directory.close()
 
 
-def complete_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a journal file; a torn last line is ignored."""
-    for _, record in _json_objects(path):
-        yield record
-
-
-def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace `path` by `lines`: temporary file beside it, fsync, rename, fsync directory."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.writelines(lines)
-        _sync(file)
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _whole_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Result lines that are whole: parseable, with our own object."""
-    for raw, record in _json_objects(path):
-        pipeline = record.get("pipeline")
-        ours = isinstance(pipeline, dict) and isinstance(pipeline.get("identity"), str)
-        if ours and isinstance(record.get("custom_id"), str):
-            yield raw.rstrip(b"\r\n") + b"\n", record
-
-
-def _json_objects(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for raw in file:
-            try:
-                record = json.loads(raw)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield raw, record
-
-
-def _end_torn_line(path: Path) -> None:
-    """Give a torn last line its newline, so that the next append starts a line of its own."""
-    if path.exists() and not _ends_with_newline(path):
-        with path.open("ab") as file:
-            file.write(b"\n")
-            _sync(file)
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
 def _event_line(event: str, custom_id: str, identity: str, attempt: int) -> bytes:
-    return _line(
+    return as_line(
         {
             "event": event,
             "time": _now(),
@@ -294,15 +244,6 @@ def _event_line(event: str, custom_id: str, identity: str, attempt: int) -> byte
             "attempt": attempt,
         }
     )
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _now() -> str:
