@@ -1,0 +1,381 @@
+"""What was put is what is got, or nothing is; a damaged entry is never an answer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import Failure, Reason, Stage, StoreError
+from pipeline.geometry import PixelBudget
+from pipeline.keys import DecodeRules, EncodeSpec
+from pipeline.store import BadEntry, Entry, Manifest, PageRecord, Store, files
+
+TOWER = "7" * 64
+SPEC = EncodeSpec(
+    family="qwen3_vl",
+    processor="P",
+    contract=1,
+    budget=PixelBudget(16, 2, 1024, 1_048_576),
+    resample="bicubic",
+    rescale_factor=1 / 255,
+    image_mean=(0.5,),
+    image_std=(0.5,),
+    precision="float32",
+    dtype="bfloat16",
+    rules=DecodeRules("o", "a", "d", "f", "p"),
+)
+README = Path(__file__).parents[1] / "cache" / "README.md"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "cache", TOWER)
+    yield store
+    assert store.verify() == []
+
+
+def entry(seed: int = 0, rows: int = 6, width: int = 24, key: str | None = None) -> Entry:
+    """An entry of finite values; rows = 2 · columns / 2² of the grid."""
+    values = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
+    return Entry.from_bits(
+        (values.view(np.uint32) >> 16).astype(np.uint16),
+        key=key or f"{seed:064x}",
+        spec=SPEC,
+        tower_fingerprint=TOWER,
+        grid=(1, 2, 2 * rows),
+        source_size=(100, 200),
+        made_by="test",
+    )
+
+
+def test_an_entry_comes_back_bit_for_bit(store: Store) -> None:
+    import torch
+
+    put = entry()
+    assert store.put(put) == store.path(put.footer.key).stat().st_size
+    got = store.get(put.footer.key)
+    assert isinstance(got, Entry) and got.footer == put.footer
+    assert np.array_equal(got.bits(), put.bits())
+    tensor = got.tensor()
+    assert (tensor.dtype, tuple(tensor.shape)) == (torch.bfloat16, (6, 24))
+    assert np.array_equal(tensor.view(torch.uint16).numpy(), put.bits())
+    assert tensor.is_contiguous() and tensor.storage_offset() == 0
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.integers(1, 9), width=st.integers(1, 40), seed=st.integers(0, 2**32))
+def test_any_finite_bits_come_back(tmp_path: Path, rows: int, width: int, seed: int) -> None:
+    bits = np.random.default_rng(seed).integers(0, 65536, (rows, width)).astype(np.uint16)
+    bits[(bits & 0x7F80) == 0x7F80] = 0
+    put = Entry.from_bits(
+        bits,
+        key=f"{seed:064x}",
+        spec=SPEC,
+        tower_fingerprint=TOWER,
+        grid=(1, 2, 2 * rows),
+        source_size=(1, 1),
+    )
+    store = Store(tmp_path / f"{rows}-{width}-{seed}", TOWER)
+    store.put(put)
+    got = store.get(put.footer.key)
+    assert isinstance(got, Entry) and np.array_equal(got.bits(), bits)
+
+
+def test_the_path_follows_from_the_key(store: Store) -> None:
+    key = "ab" + "0" * 62
+    assert store.path(key) == store.root / "v1" / TOWER / "ab" / f"{key}.parquet"
+    assert not store.has(key) and store.footer(key) is None
+    assert store.get(key) == BadEntry(key, "there is no such entry")
+    store.put(entry(key=key))
+    assert store.has(key)
+
+
+def test_the_footer_is_read_without_the_payload(store: Store) -> None:
+    put = entry(rows=400, width=400)
+    store.put(put)
+    path = store.path(put.footer.key)
+    data = path.read_bytes()
+    try:
+        path.write_bytes(bytes(len(data) - 30_000) + data[-30_000:])
+        assert store.footer(put.footer.key) == put.footer
+        assert isinstance(store.get(put.footer.key), BadEntry)
+    finally:
+        path.write_bytes(data)
+
+
+def test_a_key_is_never_overwritten(store: Store) -> None:
+    store.put(entry(key="0" * 64))
+    before = store.path("0" * 64).read_bytes()
+    store.put(entry(seed=1, key="0" * 64))
+    assert store.path("0" * 64).read_bytes() == before
+
+
+def test_the_high_plane_is_compressed_and_the_low_one_is_not(store: Store) -> None:
+    import pyarrow.parquet as pq
+
+    put = entry(rows=400, width=400)
+    size = store.put(put)
+    group = pq.read_metadata(store.path(put.footer.key)).row_group(0)
+    columns = {group.column(n).path_in_schema: group.column(n) for n in range(group.num_columns)}
+    assert (columns["high"].compression, columns["low"].compression) == ("ZSTD", "UNCOMPRESSED")
+    assert columns["high"].total_compressed_size < 0.6 * 160_000
+    assert size < 0.82 * 2 * 160_000
+
+
+def test_the_readme_decodes_an_entry(store: Store) -> None:
+    put = entry()
+    store.put(put)
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code = code.replace("cache/v1/…/….parquet", str(store.path(put.footer.key)))
+    names: dict[str, np.ndarray] = {}
+    exec(code, names)
+    assert np.array_equal(names["embedding"].view(np.uint32) >> 16, put.bits())
+
+
+# ---------------------------------------------------------------- damage
+
+
+def test_a_flipped_bit_is_noticed_or_harmless(tmp_path: Path) -> None:
+    """All through an entry's file: what is got is either refused or the same values."""
+    store = Store(tmp_path, TOWER)
+    put = entry(rows=2, width=8)
+    store.put(put)
+    path = store.path(put.footer.key)
+    whole = path.read_bytes()
+    payload = whole.index(bytes(put.low))
+    for place in [*range(0, len(whole), 7), *range(payload, payload + len(put.low))]:
+        data = bytearray(whole)
+        data[place] ^= 1 << (place % 8)
+        path.write_bytes(data)
+        got = store.get(put.footer.key)
+        if isinstance(got, Entry):
+            assert not payload <= place < payload + len(put.low)
+            assert got.footer == put.footer and np.array_equal(got.bits(), put.bits()), place
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9, 0.999])
+def test_half_a_file_is_a_bad_entry_and_a_problem(tmp_path: Path, share: float) -> None:
+    store = Store(tmp_path, TOWER)
+    store.put(entry())
+    path = store.path(entry().footer.key)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    assert isinstance(store.get(entry().footer.key), BadEntry)
+    assert store.footer(entry().footer.key) is None
+    assert [problem.path for problem in store.verify()] == [path]
+
+
+def test_an_entry_under_another_name_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path, TOWER)
+    store.put(entry())
+    other = "f" * 64
+    store.path(other).parent.mkdir(parents=True)
+    store.path(entry().footer.key).rename(store.path(other))
+    got = store.get(other)
+    assert isinstance(got, BadEntry) and "holds the entry of key" in got.why
+    assert store.footer(other) is None
+
+
+def test_an_entry_of_another_tower_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path, TOWER).put(entry())
+    (tmp_path / "v1" / TOWER).rename(tmp_path / "v1" / ("8" * 64))
+    got = Store(tmp_path, "8" * 64).get(entry().footer.key)
+    assert isinstance(got, BadEntry) and "made by tower 777777777777" in got.why
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rows": 5}, "5 rows do not fit grid [1, 2, 12]"),
+        ({"grid": (1, 3, 8)}, "6 rows do not fit grid [1, 3, 8]"),
+        ({"grid": (1, 12, 2)}, "the payload does not match its digest"),
+        ({"width": 23}, "planes of 144 and 144 bytes, expected 138"),
+        ({"dtype": "float16"}, "values are float16, expected bfloat16"),
+        ({"finite": False}, "it holds values that are not finite"),
+        ({"digest": "0" * 64}, "the payload does not match its digest"),
+        ({"tower_fingerprint": "8" * 64}, "it was made by tower 888888888888…"),
+        ({"format_version": 2}, "format version 2, expected 1"),
+        ({"spec_json": "{}"}, "its spec is unreadable"),
+    ],
+)
+def test_an_entry_that_contradicts_itself_is_not_written(
+    store: Store, change: dict[str, object], why: str
+) -> None:
+    bad = replace(entry(), footer=replace(entry().footer, **change))  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=re.escape(why)):
+        store.put(bad)
+    assert not store.has(entry().footer.key)
+
+
+@pytest.mark.parametrize("value", [0x7F80, 0xFF80, 0x7FC0])
+def test_a_value_that_is_not_finite_is_never_stored(store: Store, value: int) -> None:
+    bits = np.zeros((6, 24), np.uint16)
+    bits[3, 7] = value
+    bad = Entry.from_bits(
+        bits,
+        key="0" * 64,
+        spec=SPEC,
+        tower_fingerprint=TOWER,
+        grid=(1, 2, 12),
+        source_size=(1, 1),
+    )
+    assert not bad.footer.finite
+    with pytest.raises(StoreError, match="not finite"):
+        store.put(bad)
+
+
+def test_quarantine_moves_the_entry_with_its_reason(store: Store) -> None:
+    store.put(entry())
+    moved = store.quarantine(entry().footer.key, "for a test")
+    assert moved is not None and moved.parent == store.root / "quarantine"
+    assert moved.with_suffix(".txt").read_text() == "for a test\n"
+    assert not store.has(entry().footer.key)
+    assert store.quarantine(entry().footer.key, "again") is None
+
+
+def test_verify_names_what_does_not_belong(tmp_path: Path) -> None:
+    store = Store(tmp_path, TOWER)
+    store.put(entry())
+    folder = store.path(entry().footer.key).parent
+    (folder / f".{'0' * 64}.parquet.1.ab.tmp").write_bytes(b"half")
+    (folder / "00notes.txt").write_text("?")
+    (folder / f"{'f' * 64}.parquet").write_bytes(b"")
+    assert [problem.why for problem in store.verify()] == [
+        "a temporary file that was left over",
+        "a file that does not belong here",
+        "it lies in the wrong directory",
+    ]
+
+
+# ---------------------------------------------------------------- write law
+
+
+def test_a_write_that_fails_stops_with_path_and_hint(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(StoreError) as error:
+        store.put(entry())
+    assert error.value.message == (
+        f"can't write `{store.path(entry().footer.key)}`: No space left on device"
+    )
+    assert error.value.hint == "free some space or choose another directory with `--cache DIR`"
+    assert not [path for path in store.root.rglob("*") if path.is_file()]
+
+
+def test_a_cache_that_is_no_directory_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(StoreError) as error:
+        Store(tmp_path / "cache", TOWER).put(entry())
+    assert "a file stands where a directory should be" in error.value.hint
+
+
+def test_data_are_synced_before_the_name_and_the_directory_after(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, swap = os.fsync, os.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        calls.append("sync " + ("dir" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"))
+        fsync(descriptor)
+
+    def watched_replace(source: Path, target: Path) -> None:
+        assert source.parent == target.parent
+        calls.append("replace")
+        swap(source, target)
+
+    monkeypatch.setattr(files.os, "fsync", watched_fsync)
+    monkeypatch.setattr(files.os, "replace", watched_replace)
+    store.put(entry())
+    assert calls == ["sync file", "replace", "sync dir"]
+
+
+def test_killed_at_any_point_a_writer_leaves_whole_entries(tmp_path: Path) -> None:
+    """A process that puts entries without end is killed; what has a name is whole."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2]); from test_store import *\n"
+        "store = Store(Path(sys.argv[1]), TOWER); print('go', flush=True)\n"
+        "for seed in range(100_000): store.put(entry(seed, rows=50, width=400))"
+    )
+    for round_ in range(3):
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            str(tmp_path / str(round_)),
+            str(Path(__file__).parent),
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == b"go\n"
+            while len(list((tmp_path / str(round_)).rglob("*.parquet"))) < 5 + round_:
+                pass
+            writer.kill()
+        problems = Store(tmp_path / str(round_), TOWER).verify()
+        assert {problem.why for problem in problems} <= {"a temporary file that was left over"}
+
+
+# ---------------------------------------------------------------- manifests
+
+MANIFEST = Manifest(
+    True,
+    (
+        PageRecord(1, "a" * 64, 300, 200),
+        Failure(None, 2, Stage.DECODE, Reason.TRUNCATED, "cut"),
+        PageRecord(3, "b" * 64, 30, 20),
+    ),
+)
+
+
+def test_a_manifest_comes_back(store: Store) -> None:
+    assert store.manifest("d" * 64, "r") is None
+    store.put_manifest("d" * 64, "r", MANIFEST)
+    assert store.manifest("d" * 64, "r") == MANIFEST
+    assert store.manifest("d" * 64, "other") is None
+    assert (store.root / "v1" / "documents" / "dd" / f"{'d' * 64}-r.json").is_file()
+
+
+def test_a_manifest_that_says_the_same_is_not_written_again(store: Store) -> None:
+    store.put_manifest("d" * 64, "r", MANIFEST)
+    path = next(store.root.rglob("*.json"))
+    before = path.stat().st_ino
+    store.put_manifest("d" * 64, "r", MANIFEST)
+    assert path.stat().st_ino == before
+    store.put_manifest("d" * 64, "r", Manifest(False, MANIFEST.pages[:1]))
+    assert store.manifest("d" * 64, "r") == Manifest(False, MANIFEST.pages[:1])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"format_version":9}', b'{"format_version":1,"pages":[{}]}'],
+)
+def test_a_damaged_manifest_is_a_miss_and_a_problem(tmp_path: Path, content: bytes) -> None:
+    store = Store(tmp_path, TOWER)
+    store.put_manifest("d" * 64, "r", MANIFEST)
+    next(tmp_path.rglob("*.json")).write_bytes(content)
+    assert store.manifest("d" * 64, "r") is None
+    (problem,) = store.verify()
+    assert problem.why.startswith("the manifest is unreadable")
+
+
+def test_the_store_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, pipeline.store\n"
+        "assert not {'torch', 'transformers', 'pyarrow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
