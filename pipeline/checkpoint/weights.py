@@ -138,8 +138,9 @@ def _check_places(
             "weights and config.json do not belong together",
         )
     for place in places.values():
-        if place.stop > (model.path / place.shard).stat().st_size:
-            raise CheckpointError(f"`{model.path / place.shard}` is cut off", "fetch it again")
+        path = shard_path(model, place.shard)
+        if place.stop > path.stat().st_size:
+            raise CheckpointError(f"`{path}` is cut off", "fetch it again")
 
 
 def _some(names: list[str]) -> str:

@@ -1,0 +1,300 @@
+"""Only the vision tensors are read, all of them, and the fingerprint is theirs alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import load_weights, make_qwen3_vl, save_weights, write_json
+
+from pipeline.checkpoint import (
+    BUNDLED_PATH,
+    Model,
+    model_identity,
+    resolve_model,
+    tower_fingerprint,
+    vision_tensors,
+)
+from pipeline.errors import CheckpointError, UsageError
+from pipeline.families import family_of
+
+BIAS = "model.visual.blocks.0.norm1.bias"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that no test changes."""
+    return make_qwen3_vl(tmp_path_factory.mktemp("made") / "qwen3-vl")
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    """A checkpoint that the test may change."""
+    return shutil.copytree(made, tmp_path / "qwen3-vl")
+
+
+def rewrite(directory: Path, changes: dict[str, torch.Tensor | None], shards: int = 3) -> None:
+    """Write the weights again with some tensors replaced, added or (None) left out."""
+    weights = load_weights(directory) | changes
+    kept = {name: tensor for name, tensor in weights.items() if tensor is not None}
+    save_weights(directory, kept, shards)
+
+
+def fingerprint(directory: Path) -> str:
+    model = resolve_model(str(directory))
+    return tower_fingerprint(model, family_of(model))
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    model = resolve_model(str(directory))
+    return vision_tensors(model, family_of(model))
+
+
+# ---------------------------------------------------------------- finding the model
+
+
+def test_no_name_is_the_bundled_model() -> None:
+    model = resolve_model()
+    assert (model.path, model.name, model.repo) == (BUNDLED_PATH, "tiny-reader", None)
+    assert model.config["model_type"] == "qwen3_vl"
+
+
+def test_a_directory_is_named_after_itself(made: Path) -> None:
+    assert resolve_model(str(made)) == Model(made, "qwen3-vl", {})
+
+
+@pytest.mark.parametrize("name", ["./missing", "missing", "../a/b", "a/b/c"])
+def test_a_missing_directory_is_an_error_with_a_hint(name: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        resolve_model(name)
+    assert error.value.message == f"no model directory `{name}`"
+    assert error.value.hint == "give a directory that holds config.json, or a hub id"
+
+
+def test_a_directory_without_config_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="can't read"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_revision_of_a_directory_is_a_usage_error(made: Path) -> None:
+    with pytest.raises(UsageError, match="hub models"):
+        resolve_model(str(made), "main")
+
+
+def in_hub_cache(made: Path, home: Path, *, shards: bool) -> str:
+    """Lay a checkpoint out as the hub's client keeps it; returns the commit."""
+    commit = "c" * 40
+    root = home / "hub" / "models--acme--reader"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text(commit)
+    keep = None if shards else shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(made, root / "snapshots" / commit, ignore=keep)
+    return commit
+
+
+def offline(home: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code with a hub cache in `home` and no network."""
+    environment = os.environ | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    code = "from pipeline.checkpoint import *\nfrom pipeline.families import family_of\n" + code
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_hub_model_in_the_local_cache_works_offline(made: Path, tmp_path: Path) -> None:
+    commit = in_hub_cache(made, tmp_path, shards=True)
+    code = (
+        "m = resolve_model('acme/reader')\n"
+        "print(m.name, m.repo, m.revision)\n"
+        "print(tower_fingerprint(m, family_of(m)), len(model_identity(m)))"
+    )
+    done = offline(tmp_path, code)
+    expected = ["acme/reader", "acme/reader", commit, fingerprint(made), "64"]
+    assert done.stdout.split() == expected, done.stderr
+
+
+def test_a_missing_shard_of_a_hub_model_is_named_offline(made: Path, tmp_path: Path) -> None:
+    in_hub_cache(made, tmp_path, shards=False)
+    done = offline(tmp_path, "m = resolve_model('acme/reader'); tower_fingerprint(m, family_of(m))")
+    assert "CheckpointError: can't fetch model-0000" in done.stderr
+
+
+def test_an_unknown_hub_model_is_a_clear_error_offline(tmp_path: Path) -> None:
+    done = offline(tmp_path, "resolve_model('acme/reader')")
+    assert "CheckpointError: can't fetch `acme/reader` from the hub: " in done.stderr
+
+
+# ---------------------------------------------------------------- vision tensors
+
+
+def test_exactly_the_vision_tensors_are_read(made: Path) -> None:
+    stored = {
+        name.removeprefix("model.visual."): tensor
+        for name, tensor in load_weights(made).items()
+        if name.startswith("model.visual.")
+    }
+    read = tensors(made)
+    assert read.keys() == stored.keys()
+    assert all(torch.equal(read[name], stored[name]) for name in stored)
+
+
+def test_shards_without_vision_tensors_are_not_needed(copied: Path) -> None:
+    weights = load_weights(copied)
+    text = {name: tensor for name, tensor in weights.items() if "visual" not in name}
+    vision = {name: tensor for name, tensor in weights.items() if "visual" in name}
+    before = fingerprint(copied)
+    save_weights(copied, vision | text, 2)
+    index = json.loads((copied / "model.safetensors.index.json").read_text())
+    from safetensors.torch import save_file
+
+    save_file(vision, copied / "model-00001-of-00002.safetensors")
+    (copied / "model-00002-of-00002.safetensors").unlink()
+    for name in weights:
+        number = 1 if name in vision else 2
+        index["weight_map"][name] = f"model-0000{number}-of-00002.safetensors"
+    write_json(copied / "model.safetensors.index.json", index)
+    assert fingerprint(copied) == before and len(tensors(copied)) == len(vision)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({BIAS: None}, "tensors missing: blocks.0.norm1.bias"),
+        (
+            {"model.visual.blocks.9.norm1.bias": torch.zeros(32)},
+            "tensors left over: blocks.9.norm1.bias",
+        ),
+        (
+            {BIAS: torch.zeros(31)},
+            "tensors of another shape: blocks.0.norm1.bias [31] instead of [32]",
+        ),
+        (
+            {"model.visual.blocks.0.attn.qkv.weight_scale": torch.ones(1)},
+            "quantised vision weights: blocks.0.attn.qkv.weight_scale",
+        ),
+        (
+            {"model.visual.blocks.0.attn.proj.weight": torch.ones(32, 32, dtype=torch.int8)},
+            "quantised vision weights: blocks.0.attn.proj.weight",
+        ),
+        ({"visual.blocks.0.norm1.bias": torch.zeros(32)}, "two tensors for blocks.0.norm1.bias"),
+    ],
+)
+def test_wrong_vision_tensors_are_refused_by_name(
+    copied: Path, changes: dict[str, torch.Tensor | None], message: str
+) -> None:
+    rewrite(copied, changes)
+    for read in (fingerprint, tensors):
+        with pytest.raises(CheckpointError) as error:
+            read(copied)
+        assert message in error.value.message
+
+
+def test_quantised_text_weights_are_no_concern(copied: Path) -> None:
+    before = fingerprint(copied)
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    rewrite(copied, {name: torch.ones(128, 64, dtype=torch.int8), name + "_scale": torch.ones(1)})
+    assert fingerprint(copied) == before
+
+
+def test_a_missing_or_cut_shard_is_named(copied: Path) -> None:
+    shard = copied / "model-00002-of-00003.safetensors"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-100])
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors` is cut off"):
+        fingerprint(copied)
+    shard.write_bytes(data[:5])
+    with pytest.raises(CheckpointError, match="is no safetensors file"):
+        fingerprint(copied)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=r"has no model-00002-of-00003\.safetensors"):
+        fingerprint(copied)
+
+
+def test_an_index_that_promises_too_much_is_refused(copied: Path) -> None:
+    path = copied / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    names = sorted({shard for shard in index["weight_map"].values()})
+    index["weight_map"][BIAS] = next(n for n in names if n != index["weight_map"][BIAS])
+    write_json(path, index)
+    with pytest.raises(CheckpointError, match=f"has no tensor {BIAS}, though the index says so"):
+        fingerprint(copied)
+
+
+# ---------------------------------------------------------------- fingerprint and identity
+
+
+def test_sharding_and_prefix_do_not_change_the_fingerprint(made: Path, tmp_path: Path) -> None:
+    single = make_qwen3_vl(tmp_path / "single", shards=1)
+    old = make_qwen3_vl(tmp_path / "old", shards=5, prefix="visual.")
+    assert fingerprint(made) == fingerprint(single) == fingerprint(old)
+    ours, theirs = tensors(single), tensors(old)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_every_byte_and_setting_of_the_tower_changes_the_fingerprint(copied: Path) -> None:
+    seen = {fingerprint(copied)}
+    bias = load_weights(copied)[BIAS]
+    changed = bias.clone()
+    changed.view(torch.int16)[-1] ^= 1
+    rewrite(copied, {BIAS: changed})
+    seen.add(fingerprint(copied))
+    rewrite(copied, {BIAS: bias.float()})
+    seen.add(fingerprint(copied))
+    rewrite(copied, {BIAS: bias})
+    assert fingerprint(copied) in seen
+    config = json.loads((copied / "config.json").read_text())
+    config["vision_config"]["deepstack_visual_indexes"] = [0, 0]
+    write_json(copied / "config.json", config)
+    seen.add(fingerprint(copied))
+    assert len(seen) == 4
+
+
+def test_settings_of_the_text_model_do_not_change_the_fingerprint(copied: Path) -> None:
+    before = fingerprint(copied), model_identity(resolve_model(str(copied)))
+    config = json.loads((copied / "config.json").read_text())
+    config["text_config"]["rms_norm_eps"] = 1e-5
+    config["vision_config"]["initializer_range"] = 0.5
+    write_json(copied / "config.json", config)
+    assert fingerprint(copied) == before[0]
+    assert model_identity(resolve_model(str(copied))) != before[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "chat_template.jinja", "generation_config.json"]
+)
+def test_what_decides_answers_changes_the_identity(copied: Path, name: str) -> None:
+    before = model_identity(resolve_model(str(copied)))
+    (copied / "notes.md").write_text("not part of the model")
+    assert model_identity(resolve_model(str(copied))) == before
+    (copied / name).write_text((copied / name).read_text() + " ")
+    assert model_identity(resolve_model(str(copied))) != before
+
+
+def test_another_size_or_header_of_a_shard_changes_the_identity(copied: Path) -> None:
+    before = model_identity(resolve_model(str(copied)))
+    rewrite(copied, {}, shards=4)
+    assert model_identity(resolve_model(str(copied))) != before
+
+
+def test_the_fingerprint_needs_neither_torch_nor_transformers(made: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pipeline.checkpoint import resolve_model, tower_fingerprint, model_identity\n"
+        "from pipeline.families import family_of\n"
+        f"model = resolve_model({str(made)!r}); family = family_of(model)\n"
+        "family.encode_spec(model); model_identity(model)\n"
+        "print(tower_fingerprint(model, family))\n"
+        "assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == fingerprint(made), done.stderr
