@@ -152,7 +152,7 @@ def _measure(options: ParityOptions) -> Measured:
     report = encode_pages(options.paths, target)
     tower = target.family.load_tower(target.model, "float32")
     lowest: float | None = None
-    for good in tqdm(report.good, desc="cosine", unit="page", disable=options.quiet):
+    for good in tqdm(report.good, desc="cosine", unit="page", disable=options.quiet or None):
         entry = target.store.get(good.key)
         if not isinstance(entry, Entry):
             raise StoreError(f"cache entry {good.key[:12]}… is bad: {entry.why}", "run again")
@@ -247,7 +247,9 @@ class _BothWays:
         name = "native images, tower loaded" if native else "cached embeddings, tower absent"
         answers: dict[str, Answer] = {}
         with (
-            tqdm(desc=name, unit="page", total=len(self.good), disable=self.options.quiet) as bar,
+            tqdm(
+                desc=name, unit="page", total=len(self.good), disable=self.options.quiet or None
+            ) as bar,
             closing(supervise(engine, requests)) as events,
         ):
             for event in events:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
 from pipeline.checkpoint import model_identity, resolve_model
-from pipeline.encode import EncodeReport, Locator, Target, encode_pages, target_for
+from pipeline.encode import EncodeReport, Locator, Outcome, Target, encode_pages, target_for
 from pipeline.engines import guard
 from pipeline.engines.arguments import ModelSource
 from pipeline.errors import Failure, PipelineError, Reason, Stage
 from pipeline.jobs import ImageReference
-from pipeline.pages import DEFAULT_DPI
+from pipeline.pages import DEFAULT_DPI, Discovery
 from pipeline.run.outcome import DamagedEntry
 from pipeline.store import Footer
 
@@ -127,10 +126,12 @@ def _encode(missing: list[tuple[Path, int]], options: PageOptions, quiet: bool) 
     wanted: dict[Path, frozenset[int]] = {}
     for path, page in missing:
         wanted[path] = wanted.get(path, frozenset()) | {page}
-    bar = partial(
-        tqdm, total=len(missing), desc="encoding missing pages", unit="page", disable=quiet
-    )
-    return encode_pages(list(wanted), options.target(), only=wanted, watch=bar)
+
+    def watch(outcomes: Iterator[Outcome], found: Discovery) -> Iterable[Outcome]:
+        off = quiet or None  # None: shown on a terminal only
+        return tqdm(outcomes, "missing pages", len(missing), unit="page", disable=off)
+
+    return encode_pages(list(wanted), options.target(), only=wanted, watch=watch)
 
 
 def _why_missing(

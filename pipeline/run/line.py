@@ -137,9 +137,10 @@ def plan(maker: RequestMaker, directory: RunDirectory, tally: _Tally) -> set[str
     done = {name for name, identity in identities.items() if directory.is_done(name, identity)}
     tally.reused = len(done) - tally.succeeded
     pending = identities.keys() - done - tally.failures.keys()
-    for custom_id in identities.keys() & pending:
-        identity = identities[custom_id]
-        directory.note("queued", custom_id, identity, directory.attempts_of(custom_id, identity))
+    for custom_id, identity in identities.items():
+        if custom_id in pending:
+            tries = directory.attempts_of(custom_id, identity)
+            directory.note("queued", custom_id, identity, tries)
     directory.flush()
     return pending
 
@@ -160,17 +161,21 @@ def answer(
     damaged: list[DamagedEntry] = []
     total = tally.total
     requests = _hand_out(maker, pending, directory, handed)
+    off = quiet or None  # None: shown on a terminal only
+    if pending and not quiet:
+        tqdm.write(f"starting vLLM; its log goes to {directory.attempts}/", file=sys.stderr)
     with (
-        tqdm(total=total, initial=total - len(pending), unit="request", disable=quiet) as bar,
+        tqdm(total=total, initial=total - len(pending), unit="request", disable=off) as bar,
         closing(supervise(engine, requests)) as events,
     ):
         for event in events:
             if isinstance(event, EngineStarted):
                 tally.engine_starts += 1
                 directory.note_engine("engine_start", towers=event.towers, log=event.log)
-                _say_tower(event, bar)
+                if not quiet:
+                    _say_tower(event)
             elif isinstance(event, Death):
-                _note_death(event, directory, bar)
+                _note_death(event, directory)
             else:
                 bad = _keep(event, handed, directory, tally)
                 damaged += [bad] if bad else []
@@ -193,8 +198,8 @@ def _note_start(request: Request, directory: RunDirectory) -> None:
     directory.note("started", request.custom_id, request.identity, attempt)
 
 
-def _note_death(death: Death, directory: RunDirectory, bar: tqdm[Any]) -> None:
-    bar.write(
+def _note_death(death: Death, directory: RunDirectory) -> None:
+    tqdm.write(
         f"engine died: {death.cause} (log `{death.log}`); "
         f"{len(death.unfinished)} unfinished requests run again",
         file=sys.stderr,
@@ -267,9 +272,9 @@ def _refuse_bad_lines(survey: Survey, options: RunOptions) -> None:
         )
 
 
-def _say_tower(started: EngineStarted, bar: tqdm[Any]) -> None:
+def _say_tower(started: EngineStarted) -> None:
     tower = started.towers[0]
-    bar.write(
+    tqdm.write(
         f"engine ready; vision tower: {tower['class']}, {tower['parameters']} parameters",
         file=sys.stderr,
     )
