@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pipeline.cli import options
 from pipeline.encode import EncodeReport, Outcome, encode_pages, target_for
 from pipeline.encode.records import Done
 from pipeline.errors import ExitCode, Failure, Reason, UsageError
+from pipeline.pages import Discovery, count_pages
 
 _HINTS = {
     Reason.NOT_FOUND: "check the name",
@@ -102,31 +103,40 @@ def encode(
     target = target_for(
         found, cache, min_pixels=min_pixels, max_pixels=max_pixels, dpi=dpi, precision=precision
     )
-    report = encode_pages(paths, target, watch=iter if quiet else _progress)
+    report = encode_pages(paths, target, watch=_silent if quiet else _progress)
     if job is not None and prompt is not None:
         _write_job(job, report, paths, prompt, max_tokens, schema, pages_per_request, found.name)
     _show(report, as_json, quiet)
     raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))
 
 
-def _progress(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+def _silent(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
+    return outcomes
+
+
+def _progress(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
     """The outcomes, with a bar on a terminal as soon as there is something to encode."""
     bar: Any = None
     pixels, started = 0, time.monotonic()
     for count, outcome in enumerate(outcomes, start=1):
-        if bar is None and isinstance(outcome, Done) and outcome.stored_bytes is not None:
-            from tqdm import tqdm
-
-            bar = tqdm(unit="page", initial=count - 1, disable=None, dynamic_ncols=True)
-        if bar is not None:
-            if isinstance(outcome, Done) and outcome.stored_bytes is not None:
-                pixels += outcome.pixels
-            rate = pixels / 1e6 / max(time.monotonic() - started, 1e-9)
+        if isinstance(outcome, Done) and outcome.stored_bytes is not None:
+            bar = bar or _bar(found, count - 1)
+            pixels += outcome.pixels
+            rate = pixels / 1e6 / (time.monotonic() - started)
             bar.set_postfix_str(f"{rate:.2f} megapixels/s", refresh=False)
+        if bar is not None:
             bar.update()
         yield outcome
     if bar is not None:
         bar.close()
+
+
+def _bar(found: Discovery, done: int) -> Any:
+    """A bar over all pages that the files announce, on stderr, shown on a terminal only."""
+    from tqdm import tqdm
+
+    total = sum(map(count_pages, found.files))
+    return tqdm(total=total, initial=done, unit=" pages", disable=None, dynamic_ncols=True)
 
 
 def _write_job(

@@ -18,7 +18,7 @@ from pipeline.encode.records import (
     target_for,
 )
 from pipeline.errors import Failure
-from pipeline.pages import discover
+from pipeline.pages import Discovery, discover
 
 __all__ = [
     "Done",
@@ -31,17 +31,25 @@ __all__ = [
     "target_for",
 ]
 
-Watch = Callable[[Iterator[Outcome]], Iterable[Outcome]]
+Watch = Callable[[Iterator[Outcome], Discovery], Iterable[Outcome]]
+
+
+def _unwatched(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
+    return outcomes
 
 
 def encode_pages(
-    paths: Sequence[Path | str], target: Target, *, only: Only | None = None, watch: Watch = iter
+    paths: Sequence[Path | str],
+    target: Target,
+    *,
+    only: Only | None = None,
+    watch: Watch = _unwatched,
 ) -> EncodeReport:
     """Bring the embedding of every page in `paths` into the cache, one page in memory at a time.
 
-    `only` restricts files to some of their pages; `watch` wraps the stream of outcomes, for a
-    progress bar. The tower is loaded at the first page that the cache lacks. What is stored for
-    a page does not depend on the other pages of the call.
+    `only` restricts files to some of their pages. `watch` wraps the stream of outcomes, for a
+    progress bar; the files come with it. The tower is loaded at the first page that the cache
+    lacks. What is stored for a page does not depend on the other pages of the call.
 
     Raises StoreError where the cache can't be written, CheckpointError where the tower can't be
     loaded; a page that fails is an item of the report.
@@ -55,7 +63,7 @@ def encode_pages(
     resized = stages.resize(missed, target)
     encoded = stages.run_tower(resized, target)
     stored = stages.put(encoded, target.spec, target.store)
-    outcomes = [*found.failures, *watch(stored)]
+    outcomes = [*found.failures, *watch(stored, found)]
     return _report(outcomes, found.skipped, time.monotonic() - started)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.pages.find import discover
-from pipeline.pages.images import image_pages
-from pipeline.pages.pdf import pdf_pages
+from pipeline.pages.images import count_frames, image_pages
+from pipeline.pages.pdf import count_pdf_pages, pdf_pages
 from pipeline.pages.records import (
     DEFAULT_DPI,
     MAX_PAGE_PIXELS,
@@ -29,6 +29,7 @@ __all__ = [
     "Discovery",
     "Page",
     "SourceFile",
+    "count_pages",
     "decode_pages",
     "discover",
 ]
@@ -58,6 +59,16 @@ def decode_pages(
         if not 1 <= number <= count:
             detail = f"the file has {count} page{'s' if count != 1 else ''}"
             yield Failure(str(file.path), number, Stage.DECODE, Reason.NO_SUCH_PAGE, detail)
+
+
+def count_pages(file: SourceFile) -> int:
+    """How many pages the file announces, none decoded; 1 where it can't be told."""
+    if not file.paged:
+        return 1
+    try:
+        return count_pdf_pages(file) if file.kind == "pdf" else count_frames(file)
+    except Refused:
+        return 1
 
 
 def _as_page(file: SourceFile, number: int, outcome: Pixels | Refused) -> Page | Failure:

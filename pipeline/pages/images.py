@@ -52,6 +52,15 @@ def image_pages(file: SourceFile, only: frozenset[int] | None) -> Outcomes:
                 return
 
 
+def count_frames(file: SourceFile) -> int:
+    """Frames of a TIFF; raises Refused where its directories can't be followed."""
+    with _open(file) as image:
+        try:
+            return int(getattr(image, "n_frames", 1))
+        except Exception as error:  # as in `image_pages`
+            raise _refusal(error) from error
+
+
 def _open(file: SourceFile) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 

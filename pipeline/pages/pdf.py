@@ -39,6 +39,12 @@ def pdf_pages(file: SourceFile, dpi: int, only: frozenset[int] | None) -> Outcom
             document.close()
 
 
+def count_pdf_pages(file: SourceFile) -> int:
+    """Pages of a document; raises Refused where it can't be opened."""
+    with _pdfium, _open(file) as document:
+        return len(document)
+
+
 def _open(file: SourceFile) -> PdfDocument:
     from pypdfium2 import PdfDocument, PdfiumError
 
