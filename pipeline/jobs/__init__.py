@@ -5,7 +5,7 @@ Format: https://platform.openai.com/docs/api-reference/batch/request-input. An i
 the only fragment), a `file://` url or a `data:` url.
 """
 
-from pipeline.jobs.read import cache_part, read_job, with_embeddings
+from pipeline.jobs.read import cache_part, inline_embedding_bytes, read_job, with_embeddings
 from pipeline.jobs.records import (
     SUPPORTED_URLS,
     ImageReference,
@@ -25,6 +25,7 @@ __all__ = [
     "Result",
     "cache_part",
     "image_url",
+    "inline_embedding_bytes",
     "read_job",
     "with_embeddings",
     "write_job",

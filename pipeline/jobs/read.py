@@ -125,7 +125,7 @@ def _image_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 raise _Bad(Reason.BAD_FIELD, "each content part must be an object with a type")
             if part["type"] == "image_url":
                 yield part
-            elif part["type"] != "text":
+            elif part["type"] not in ("text", "image_embeds"):
                 raise _Bad(
                     Reason.BAD_FIELD, f"content part of type {part['type']!r} is not supported"
                 )
@@ -203,6 +203,21 @@ def with_embeddings(line: JobLine, parts: list[dict[str, Any]], model: str) -> d
         part.update(replacement)
     body["model"] = model
     return body
+
+
+def inline_embedding_bytes(body: dict[str, Any]) -> int:
+    """Size of the `image_embeds` parts that a line brings along, as base64.
+
+    They are passed on as they are; what is in them is checked inside vLLM, request by request.
+    """
+    contents = (message.get("content") for message in body.get("messages", []))
+    return sum(
+        len(str(part.get("image_embeds")))
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+        if part.get("type") == "image_embeds"
+    )
 
 
 def cache_part(key: str, grid: tuple[int, ...]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import Failure, Reason, Stage
-from pipeline.jobs import JobLine, Request, cache_part, with_embeddings
+from pipeline.jobs import JobLine, Request, cache_part, inline_embedding_bytes, with_embeddings
 from pipeline.keys import canonical_json
 from pipeline.run.survey import JobSource
 from pipeline.store import Footer
@@ -53,9 +53,8 @@ class RequestMaker:
             identity=self._identity(line, keys),
             keys=keys,
             pages=tuple((str(image.path), image.page) for image in line.images),
-            embedding_bytes=sum(
-                footer.rows * footer.width * STORED_VALUE_BYTES for footer in footers
-            ),
+            embedding_bytes=inline_embedding_bytes(line.body)
+            + sum(footer.rows * footer.width * STORED_VALUE_BYTES for footer in footers),
         )
 
     def _identity(self, line: JobLine, keys: tuple[str, ...]) -> str:
