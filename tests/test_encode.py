@@ -473,6 +473,38 @@ def test_a_cache_that_is_a_file_is_an_error(target: Target, docs: Path, tmp_path
     assert result.exit_code == 1 and "Error: can't write `" in result.stderr
 
 
+def test_pages_lists_sizes_and_refusals(target: Target, docs: Path) -> None:
+    Image.new("L", (8, 8192)).save(docs / "narrow.png")
+    (docs / "cut.png").write_bytes((docs / "a.png").read_bytes()[:4000])
+    result = run("pages", docs, "--model", target.model.path, "--json")
+    record = json.loads(result.stdout)
+    assert result.exit_code == 3 and record["skipped"] == 1
+    assert record["pages"][0] == {
+        "file": str(docs / "a.png"),
+        "page": 1,
+        "width_px": 90,
+        "height_px": 60,
+        "model_width_px": 96,
+        "model_height_px": 64,
+        "tokens": 6,
+        "reason": None,
+        "detail": None,
+    }
+    rest = {Path(page["file"]).name: page["reason"] for page in record["pages"][1:]}
+    assert rest == {"b.tif": None, "cut.png": "truncated", "narrow.png": "aspect_ratio"}
+    table = run("pages", docs / "a.png", "--model", target.model.path)
+    assert table.stdout == (
+        f"{docs / 'a.png'}#1: 90 x 60 px, at the model 96 x 64 px, 6 tokens\n"
+        "1 pages, 0 files skipped\n"
+    )
+
+
+def test_pages_and_encode_agree(target: Target, docs: Path) -> None:
+    listed = json.loads(run("pages", docs, "--model", target.model.path, "--json").stdout)
+    report = encode_pages([docs], target)
+    assert [page["tokens"] for page in listed["pages"]] == [page.tokens for page in report.good]
+
+
 def test_a_rerun_of_known_pages_imports_no_torch(target: Target, docs: Path) -> None:
     arguments = ["encode", str(docs), "--model", str(target.model.path)]
     arguments += ["--cache", str(target.store.root), "--json"]
@@ -488,7 +520,9 @@ def test_a_rerun_of_known_pages_imports_no_torch(target: Target, docs: Path) -> 
     assert json.loads(done.stdout)["cached"] == 4
 
 
-@pytest.mark.parametrize("command", ["", *(name for name in COMMANDS if name == "encode")])
+@pytest.mark.parametrize(
+    "command", ["", *(name for name in COMMANDS if name in ("encode", "pages"))]
+)
 def test_every_help_has_an_example(command: str) -> None:
     result = run(*([command] if command else []), "--help")
     assert result.exit_code == 0 and "Example:" in result.output

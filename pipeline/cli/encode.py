@@ -202,5 +202,6 @@ def failure_line(failure: Failure) -> str:
     """A failure as one line: file, page, reason, detail."""
     page = "" if failure.page is None else f" page {failure.page}"
     detail = f": {failure.detail}" if failure.detail else ""
-    line = f"failed: {failure.file}{page}: {failure.stage.value}/{failure.reason.value}{detail}"
-    return line.encode("utf-8", "backslashreplace").decode().replace("\n", " ")
+    return options.printable(
+        f"failed: {failure.file}{page}: {failure.stage.value}/{failure.reason.value}{detail}"
+    )

@@ -82,3 +82,8 @@ def say_model(model: str | None, quiet: bool) -> None:
     """One line on stderr where the embedded model stands in for one that was not named."""
     if model is None and not quiet:
         click.echo("model: bundled tiny-reader", err=True)
+
+
+def printable(name: str) -> str:
+    """A file name on one line that any terminal takes."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")

@@ -1,0 +1,67 @@
+"""`pipeline pages`: what would be encoded, without a model run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pipeline.checkpoint import resolve_model
+from pipeline.cli import options
+from pipeline.encode.listing import PageLine, list_pages
+from pipeline.errors import ExitCode
+from pipeline.families import family_of
+
+
+@click.command()
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
+)
+@options.model_options
+@options.pixel_options
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def pages(
+    paths: tuple[Path, ...],
+    model: str | None,
+    revision: str | None,
+    min_pixels: int | None,
+    max_pixels: int | None,
+    dpi: int,
+    precision: str,
+    as_json: bool,
+) -> None:
+    """List the pages that would be encoded, with their sizes and tokens.
+
+    Every page is decoded, none is encoded; of the model only the config files are read.
+
+    \b
+    Example:
+      pipeline pages docs/
+      pipeline pages scans/ --max-pixels 1000000 --json
+    """
+    options.say_model(model, quiet=False)
+    found = resolve_model(model, revision)
+    spec = family_of(found).encode_spec(
+        found, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
+    )
+    listed = list_pages(paths, spec.budget, dpi=dpi)
+    if as_json:
+        click.echo(json.dumps(listed.as_record()))
+    else:
+        for page in listed.pages:
+            click.echo(_row(page))
+        click.echo(f"{len(listed.pages)} pages, {listed.skipped} files skipped")
+    failed = any(page.reason for page in listed.pages)
+    raise SystemExit(int(ExitCode.SOME_FAILED if failed else ExitCode.OK))
+
+
+def _row(page: PageLine) -> str:
+    number = "" if page.page is None else f"#{page.page}"
+    name = options.printable(page.file + number)
+    if page.reason is not None:
+        return f"{name}: {page.reason}: {page.detail}"
+    return (
+        f"{name}: {page.width_px} x {page.height_px} px, at the model "
+        f"{page.model_width_px} x {page.model_height_px} px, {page.tokens} tokens"
+    )
