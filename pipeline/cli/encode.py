@@ -117,18 +117,24 @@ def _silent(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
 def _progress(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
     """The outcomes, with a bar on a terminal as soon as there is something to encode."""
     bar: Any = None
-    pixels, started = 0, time.monotonic()
+    pixels, started = 0, 0.0
     for count, outcome in enumerate(outcomes, start=1):
-        if isinstance(outcome, Done) and outcome.stored_bytes is not None:
-            bar = bar or _bar(found, count - 1)
-            pixels += outcome.pixels
+        if bar is not None:
+            pixels += _encoded_pixels(outcome)
             rate = pixels / 1e6 / (time.monotonic() - started)
             bar.set_postfix_str(f"{rate:.2f} megapixels/s", refresh=False)
-        if bar is not None:
             bar.update()
+        elif _encoded_pixels(outcome):  # the rates leave out the first page: it loads the tower
+            bar, started = _bar(found, count), time.monotonic()
         yield outcome
     if bar is not None:
         bar.close()
+
+
+def _encoded_pixels(outcome: Outcome) -> int:
+    if isinstance(outcome, Done) and outcome.stored_bytes is not None:
+        return outcome.pixels
+    return 0
 
 
 def _bar(found: Discovery, done: int) -> Any:
