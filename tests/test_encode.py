@@ -465,6 +465,44 @@ def test_wrong_options_end_with_a_message(docs: Path, arguments: list[str], mess
     assert message in result.stderr
 
 
+def test_a_job_that_cannot_be_written_is_an_error(
+    target: Target, docs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = run(
+        "encode",
+        docs / "a.png",
+        "--model",
+        target.model.path,
+        "--cache",
+        target.store.root,
+        "--job",
+        tmp_path / "file" / "job.jsonl",
+        "--prompt",
+        "Read.",
+    )
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: can't write `{tmp_path / 'file' / 'job.jsonl'}`: ")
+
+
+def test_a_schema_is_checked_before_anything_is_encoded(docs: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text("[1")
+    result = run(
+        "encode",
+        docs,
+        "--cache",
+        tmp_path / "cache",
+        "--job",
+        tmp_path / "job.jsonl",
+        "--prompt",
+        "Read.",
+        "--schema",
+        tmp_path / "schema.json",
+    )
+    assert result.exit_code == 2 and "can't read the schema" in result.stderr
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_cache_that_is_a_file_is_an_error(target: Target, docs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     arguments = ("encode", docs / "a.png", "--model", target.model.path, "--cache")

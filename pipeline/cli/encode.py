@@ -14,7 +14,7 @@ from pipeline.checkpoint import resolve_model
 from pipeline.cli import options
 from pipeline.encode import EncodeReport, Outcome, encode_pages, target_for
 from pipeline.encode.records import Done
-from pipeline.errors import ExitCode, Failure, Reason, UsageError
+from pipeline.errors import ExitCode, Failure, JobError, Reason, UsageError
 from pipeline.pages import Discovery, count_pages
 
 _HINTS = {
@@ -98,6 +98,8 @@ def encode(
     """
     if job is not None and prompt is None:
         raise UsageError("`--job` needs a prompt", "add `--prompt TEXT` or `--prompt FILE`")
+    prompt = None if prompt is None else text_of(prompt)
+    answer_schema = None if schema is None else _schema_of(schema)
     options.say_model(model, quiet)
     found = resolve_model(model, revision)
     target = target_for(
@@ -105,7 +107,9 @@ def encode(
     )
     report = encode_pages(paths, target, watch=_silent if quiet else _progress)
     if job is not None and prompt is not None:
-        _write_job(job, report, paths, prompt, max_tokens, schema, pages_per_request, found.name)
+        _write_job(
+            job, report, paths, prompt, max_tokens, answer_schema, pages_per_request, found.name
+        )
     _show(report, as_json, quiet)
     raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))
 
@@ -151,22 +155,25 @@ def _write_job(
     inputs: tuple[Path, ...],
     prompt: str,
     max_tokens: int,
-    schema: Path | None,
+    schema: dict[str, Any] | None,
     pages_per_request: int,
     model_name: str,
 ) -> None:
     from pipeline.jobs import JobImage, write_job
 
-    write_job(
-        job,
-        (JobImage(page.path, page.page, page.paged) for page in report.good),
-        inputs=list(inputs),
-        prompt=text_of(prompt),
-        max_tokens=max_tokens,
-        schema=None if schema is None else _schema_of(schema),
-        pages_per_request=pages_per_request,
-        model_name=model_name,
-    )
+    try:
+        write_job(
+            job,
+            (JobImage(page.path, page.page, page.paged) for page in report.good),
+            inputs=list(inputs),
+            prompt=prompt,
+            max_tokens=max_tokens,
+            schema=schema,
+            pages_per_request=pages_per_request,
+            model_name=model_name,
+        )
+    except OSError as error:
+        raise JobError(f"can't write `{job}`: {error.strerror or error}") from error
 
 
 def text_of(prompt: str) -> str:
@@ -175,7 +182,10 @@ def text_of(prompt: str) -> str:
         is_file = Path(prompt).is_file()
     except (OSError, ValueError):  # too long for a name: it is the prompt
         return prompt
-    return Path(prompt).read_text(encoding="utf-8").strip() if is_file else prompt
+    try:
+        return Path(prompt).read_text(encoding="utf-8").strip() if is_file else prompt
+    except (OSError, ValueError) as error:
+        raise UsageError(f"can't read the prompt `{prompt}`: {error}") from error
 
 
 def _schema_of(path: Path) -> dict[str, Any]:
