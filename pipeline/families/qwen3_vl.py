@@ -133,13 +133,8 @@ class Qwen3VL:
     ) -> EncodeSpec:
         """See `Family.encode_spec`; reads preprocessor_config.json or processor_config.json."""
         p = _processor_config(model)
-        size, c = p["size"], self.vision_config(model.config)
-        asked = [p["patch_size"], p["merge_size"], p["temporal_patch_size"]]
-        built = [c["patch_size"], c["spatial_merge_size"], c["temporal_patch_size"]]
-        if asked != built:
-            raise CheckpointError(
-                f"`{model.name}`: the image processor cuts patches {asked}, the tower takes {built}"
-            )
+        _check_patches(model, p, self.vision_config(model.config))
+        size = p["size"]
         budget = PixelBudget(
             patch_size=p["patch_size"],
             merge_size=p["merge_size"],
@@ -243,6 +238,17 @@ def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
 
 def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _check_patches(model: Model, p: Mapping[str, Any], c: Mapping[str, Any]) -> None:
+    """Refuse a processor whose patches do not fit the tower."""
+    cut = [p["patch_size"], p["merge_size"], p["temporal_patch_size"]]
+    taken = [c["patch_size"], c["spatial_merge_size"], c["temporal_patch_size"]]
+    if cut != taken:
+        raise CheckpointError(
+            f"`{model.name}`: the image processor cuts patches {cut}, the tower takes {taken}",
+            "preprocessor_config.json and config.json do not belong together",
+        )
 
 
 def _processor_config(model: Model) -> dict[str, Any]:
