@@ -7,10 +7,8 @@ import base64
 import io
 import json
 import math
-import multiprocessing
 import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +19,12 @@ from tqdm import tqdm
 
 from pipeline.config import EngineOptions
 from pipeline.encode import EncodeReport, GoodPage, encode_pages
-from pipeline.engines import guard
 from pipeline.engines.llm import LlmEngine
 from pipeline.engines.supervisor import SetAside, supervise
 from pipeline.errors import Failure, PipelineError, StoreError
 from pipeline.jobs import SUPPORTED_URLS, JobImage, Request, Result, cache_part, image_url
 from pipeline.pages import Page, decode_pages, discover
+from pipeline.run.apart import call_apart
 from pipeline.run.images import OpenPages, PageOptions, open_pages
 from pipeline.store import Entry
 
@@ -102,7 +100,7 @@ def compare(options: ParityOptions) -> ParityReport:
 
     Raises PipelineError if an engine rejects a page that it should take.
     """
-    measured = _apart(options)
+    measured = call_apart(_measure, options)
     pages = open_pages(options.pages)
     good = measured.report.good
     with tempfile.TemporaryDirectory(prefix="parity-") as directory:
@@ -138,13 +136,6 @@ def difference(custom_id: str, native: Answer, cached: Answer) -> Difference | N
 
 
 # -- embeddings against the reference tower ---------------------------------------------------
-
-
-def _apart(options: ParityOptions) -> Measured:
-    """Encode and measure in a process that takes torch's memory with it when it ends."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=guard.die_with_parent) as pool:
-        return pool.submit(_measure, options).result()
 
 
 def _measure(options: ParityOptions) -> Measured:

@@ -63,7 +63,7 @@ def test_no_answer_is_a_failure_of_its_page(
 
 def test_a_refused_cache_entry_is_named() -> None:
     result = Result("a", 400, "", None, f"x bad_cache_entry:{KEY}: digest differs")
-    assert outcome_of(result, REQUEST, 1) == DamagedEntry(KEY, "digest differs")
+    assert outcome_of(result, REQUEST, 1) == DamagedEntry(REQUEST, KEY, "digest differs")
 
 
 def test_a_request_that_kills_the_engine_is_a_failure_with_its_log() -> None:

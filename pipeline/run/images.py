@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +10,11 @@ from tqdm import tqdm
 
 from pipeline.checkpoint import model_identity, resolve_model
 from pipeline.encode import EncodeReport, Locator, Outcome, Target, encode_pages, target_for
-from pipeline.engines import guard
 from pipeline.engines.arguments import ModelSource
-from pipeline.errors import Failure, PipelineError, Reason, Stage
+from pipeline.errors import Failure, Reason, Stage
 from pipeline.jobs import ImageReference
 from pipeline.pages import DEFAULT_DPI, Discovery
+from pipeline.run.apart import call_apart
 from pipeline.run.outcome import DamagedEntry
 from pipeline.store import Footer
 
@@ -112,14 +109,7 @@ def encode_apart(
     missing: list[tuple[Path, int]], options: PageOptions, quiet: bool
 ) -> EncodeReport:
     """Encode pages in a process that ends afterwards, so that torch's memory goes with it."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=guard.die_with_parent) as pool:
-        try:
-            return pool.submit(_encode, missing, options, quiet).result()
-        except BrokenProcessPool as error:
-            raise PipelineError(
-                "the encoding process died", "out of memory? finished pages are in the cache"
-            ) from error
+    return call_apart(_encode, missing, options, quiet)
 
 
 def _encode(missing: list[tuple[Path, int]], options: PageOptions, quiet: bool) -> EncodeReport:

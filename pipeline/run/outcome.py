@@ -18,8 +18,22 @@ _BAD_ENTRY = re.compile(r"bad_cache_entry:([0-9a-f]{64}): ?(.*)")
 class DamagedEntry:
     """The engine refused cache entry `key`: quarantine it, encode again, ask again once."""
 
+    request: Request
     key: str
     why: str
+
+    def as_failure(self, attempts: int) -> Failure:
+        """For a page whose entry is refused again after it was made anew."""
+        return Failure(
+            file=None,
+            page=None,
+            stage=Stage.STORE,
+            reason=Reason.BAD_ENTRY,
+            detail=f"cache entry {self.key}: {self.why}",
+            custom_id=self.request.custom_id,
+            attempts=attempts,
+            retryable=True,
+        )
 
 
 def outcome_of(
@@ -28,7 +42,7 @@ def outcome_of(
     """A result line (OpenAI batch output plus our `pipeline` object), or why there is none."""
     damaged = _BAD_ENTRY.search(result.error or "")
     if damaged:
-        return DamagedEntry(damaged.group(1), damaged.group(2))
+        return DamagedEntry(request, damaged.group(1), damaged.group(2))
     if result.status_code != 200 or result.body is None:
         reason = Reason.REJECTED if 400 <= result.status_code < 500 else Reason.ENGINE_ERROR
         return _failure(request, reason, result.error or f"status {result.status_code}", attempts)
