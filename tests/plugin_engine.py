@@ -55,7 +55,7 @@ def ask(
             input=json.dumps({"options": options, "requests": requests}),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             env=os.environ | ENVIRONMENT | (environment or {}),
         )
         assert done.returncode == 0, done.stderr[-4000:]

@@ -18,8 +18,8 @@ from checkpoints import make_qwen3_vl
 from click.testing import CliRunner
 from conftest import Pipeline
 from PIL import Image
-from plugin_checkpoints import page
 from plugin_engine import ENVIRONMENT
+from plugin_pages import page
 
 from pipeline.cli.emit import ByteSize
 from pipeline.cli.emit import emit as emit_command
@@ -249,7 +249,7 @@ def batch(job: Job, lines: Path, work: Path, *, images: int, plugins: str) -> di
     ]
     environment = os.environ | ENVIRONMENT | {"VLLM_PLUGINS": plugins}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, cwd=work
+        command, env=environment, capture_output=True, text=True, timeout=600, cwd=work
     )
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in (work / "answers.jsonl").read_text().splitlines()]
