@@ -129,13 +129,14 @@ def test_a_killed_run_leaves_no_process_and_its_rerun_does_the_rest(
 ) -> None:
     job = some_lines(work, "killed.jsonl", range(60), min_tokens=100, max_tokens=100)
     words = ["run", job.name, "--dtype", "float32", "--max-num-seqs", "2", "--quiet"]
-    driver = subprocess.Popen([*COMMAND, *words], cwd=work)
     results = job.with_suffix(".run") / "results.jsonl"
-    wait_until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 5)
-    family = [*psutil.Process(driver.pid).children(recursive=True)]
-    assert len(family) >= 2, "engine core and worker are there"
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+    with subprocess.Popen([*COMMAND, *words], cwd=work) as driver:
+        try:
+            wait_until(lambda: results.exists() and results.read_bytes().count(b"\n") >= 5)
+            family = psutil.Process(driver.pid).children(recursive=True)
+        finally:
+            driver.send_signal(signal.SIGKILL)
+    assert len(family) >= 3, "front end, engine core and worker were there"
     on_disk = results.read_bytes().count(b"\n")
     assert 5 <= on_disk < 60
     time.sleep(5)
