@@ -15,7 +15,7 @@ from page_texts import ALPHABET
 from render_pages import MAX_CHARS, MAX_LINES, TRAINER_SPACE, command_page, draw_page, write_pages
 
 # Text of the first pages of seed 1: a change here changes every figure measured on a seed.
-SEED_1_TEXTS = ("2\nK9V1 9M/\n42/", "6589-\nCUWKIOAEOE\n25.75 26/", "L")
+SEED_1_TEXTS = ("2\nK9V1 9M/H\nVMMRO N", "6589-\nCUWKIOAEOE\n25.75 26/\nJOB", "L")
 
 
 def _files(directory: Path) -> dict[str, bytes]:

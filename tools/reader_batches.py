@@ -13,7 +13,7 @@ import torch
 from page_texts import ALPHABET
 from PIL import Image
 from reader_model import TOKEN_IDS
-from render_pages import MAX_CHARS, MAX_LINES, TRAINER_SPACE, Page, degrade, draw_page
+from render_pages import GRID_PX, MAX_CHARS, MAX_LINES, TRAINER_SPACE, Page, degrade, draw_page
 
 TOKEN_PX = 32
 SLOTS = 2
@@ -108,7 +108,9 @@ def _texts(pages: list[list[Page]]) -> list[list[str]]:
 def _dense_batch(rng: np.random.Generator) -> Batch:
     """Small pages full of text: many slots for a tower that has yet to learn its letters."""
     columns, rows = ((8, 4), (6, 5), (10, 3))[rng.integers(3)]
-    pages = [[draw_page(rng, columns * TOKEN_PX, rows * TOKEN_PX, dense=True)] for _ in range(32)]
+    size = (columns * TOKEN_PX, rows * TOKEN_PX)
+    grids = rng.choice([GRID_PX, 1], 32, p=[0.75, 0.25])
+    pages = [[draw_page(rng, *size, dense=True, grid=int(grid))] for grid in grids]
     return _batch(_requests(rng, _texts(pages), [(columns, rows)]), pages)
 
 
@@ -145,17 +147,18 @@ def _draw_canvas(rng: np.random.Generator, stage: Stage, shrink: float) -> tuple
 def _draw(
     rng: np.random.Generator, columns: int, rows: int, max_lines: int, max_chars: int
 ) -> Page:
-    """A page of columns x rows tokens; half are drawn a little off and resized to that."""
+    """A page of columns x rows tokens; one in four is loose: off the grid and resized."""
     width, height = columns * TOKEN_PX, rows * TOKEN_PX
-    drawn_width, drawn_height = width, height
-    if rng.random() < 0.5:
+    drawn_width, drawn_height, grid = width, height, GRID_PX
+    if rng.random() < 0.25:
+        grid = 1
         drawn_width, drawn_height = (
             width + int(rng.integers(-16, 16)),
             height + int(rng.integers(-16, 16)),
         )
-    # Half of the pages are full of text: more to learn from per pixel.
-    dense = rng.random() < 0.5
-    page = draw_page(rng, drawn_width, drawn_height, max_lines, max_chars, dense)
+    # Most pages are full of text: more to learn from per pixel.
+    dense = rng.random() < 0.6
+    page = draw_page(rng, drawn_width, drawn_height, max_lines, max_chars, dense, grid)
     grey = (
         degrade(rng, page.grey, rng.uniform(0, 0.9), angle=0.6) if rng.random() < 0.2 else page.grey
     )

@@ -30,6 +30,8 @@ MAX_LINES = 6
 MAX_CHARS = 12
 # Two lines never share a 32 px row of the reader's merged tokens.
 MIN_PITCH_PX = 34
+# Type sizes and positions: 8 px apart is much quicker to learn than any pixel.
+GRID_PX = 8
 
 # First number of a seed: pages of this command and pages of the trainer never meet.
 COMMAND_SPACE = 0
@@ -47,8 +49,8 @@ class Page:
 
 def random_canvas(rng: np.random.Generator) -> tuple[int, int]:
     """Canvas (width, height) in px: one in ten may be large."""
-    widest, highest = (80, 56) if rng.random() < 0.1 else (64, 40)
-    return int(rng.integers(20, widest + 1)) * 8, int(rng.integers(12, highest + 1)) * 8
+    widest, highest = (20, 14) if rng.random() < 0.1 else (16, 10)
+    return int(rng.integers(5, widest + 1)) * 32, int(rng.integers(3, highest + 1)) * 32
 
 
 def random_cell(rng: np.random.Generator, width: int, height: int) -> int:
@@ -64,23 +66,33 @@ def draw_page(
     max_lines: int = MAX_LINES,
     max_chars: int = MAX_CHARS,
     dense: bool = False,
+    grid: int = GRID_PX,
 ) -> Page:
-    """Draw one clean page of `width` x `height` px; a dense one has as much text as fits."""
-    cell = random_cell(rng, width, height)
-    pitch = max(MIN_PITCH_PX, int(cell * rng.uniform(1.08, 1.45)))
-    lines_that_fit = 1 + max(0, height - 8 - cell) // pitch
-    chars_that_fit = (width - 8) // cell
+    """Draw one clean page of `width` x `height` px.
+
+    A dense page has as much text as fits. Type sizes and positions are multiples of `grid` px.
+    """
+    cell = max(MIN_CELL_PX, random_cell(rng, width, height) // grid * grid)
+    pitch = -(-max(MIN_PITCH_PX, int(cell * rng.uniform(1.08, 1.45))) // grid) * grid
+    lines_that_fit = 1 + max(0, height - 16 - cell) // pitch
+    chars_that_fit = (width - 16) // cell
     most_lines, most_chars = min(max_lines, lines_that_fit), min(max_chars, chars_that_fit)
     line_count = most_lines if dense else int(rng.integers(1, most_lines + 1))
     lines = page_lines(rng, line_count, most_chars if dense else min(2, most_chars), most_chars)
-    left = int(rng.integers(4, width - 4 - cell * max(map(len, lines)) + 1))
-    top = int(rng.integers(4, height - 4 - cell - pitch * (line_count - 1) + 1))
+    left = _position(rng, width - cell * max(map(len, lines)), grid)
+    top = _position(rng, height - cell - pitch * (line_count - 1), grid)
     mask, centres = draw_lines(
         lines, TYPEFACES[rng.integers(len(TYPEFACES))], cell, pitch, (left, top), (width, height)
     )
     paper, ink = rng.uniform(185, 255), rng.uniform(0, 80)
     grey = paper + (ink - paper) * mask
     return Page(np.rint(grey).astype(np.uint8), "\n".join(lines), tuple(centres))
+
+
+def _position(rng: np.random.Generator, room: int, grid: int) -> int:
+    """A multiple of `grid` px that leaves at least 8 px on both sides, if there is room."""
+    first = -(-min(8, room // 2) // grid)
+    return int(rng.integers(first, max(first, (room - 8) // grid) + 1)) * grid
 
 
 def draw_lines(
