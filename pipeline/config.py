@@ -18,7 +18,7 @@ class EngineOptions:
 
     `kv_cache_gib` is used by vLLM's CPU build only (VLLM_CPU_KVCACHE_SPACE); on a GPU
     `gpu_memory_utilization` decides. `max_in_flight_bytes` bounds the embeddings that the
-    engine has been handed and has not finished.
+    engine has been handed and has not finished; default a quarter of the available memory.
     """
 
     driver: str = "llm"
@@ -30,7 +30,7 @@ class EngineOptions:
     pipeline_parallel_size: int = 1
     gpu_memory_utilization: float | None = None
     kv_cache_gib: int = 1
-    max_in_flight_bytes: int = 2 << 30
+    max_in_flight_bytes: int | None = None
     start_timeout_s: float = 900.0
     extra_arguments: tuple[str, ...] = ()
 
@@ -39,6 +39,22 @@ class EngineOptions:
             raise UsageError(
                 f"unknown engine `{self.driver}`", f"choose one of {', '.join(DRIVERS)}"
             )
+
+    @property
+    def in_flight_limit_bytes(self) -> int:
+        """`max_in_flight_bytes`, or its default now."""
+        if self.max_in_flight_bytes is not None:
+            return self.max_in_flight_bytes
+        return available_memory_bytes() // 4
+
+
+def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """MemAvailable of /proc/meminfo (proc(5)); 8 GiB where there is none."""
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return 8 << 30
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def cpu_build_installed() -> bool:

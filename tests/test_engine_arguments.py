@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.engine_options import engine_options_of, vllm_argument
-from pipeline.config import EngineOptions
+from pipeline.config import EngineOptions, available_memory_bytes
 from pipeline.engines.arguments import ModelSource, engine_arguments, engine_environment
 from pipeline.engines.run_batch import shards
 from pipeline.engines.tower import check_tower
@@ -73,6 +73,15 @@ def test_engine_options_are_taken_out_of_the_others() -> None:
     options = engine_options_of(values)
     assert (options.dtype, options.extra_arguments) == ("float32", ("--seed", "1"))
     assert values == {"job": "j"}
+
+
+def test_what_is_in_flight_is_bounded_by_a_quarter_of_the_available_memory(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable:   4096 kB\n")
+    assert available_memory_bytes(meminfo) == 4 << 20
+    assert available_memory_bytes(tmp_path / "none") == 8 << 30
+    assert EngineOptions(max_in_flight_bytes=7).in_flight_limit_bytes == 7
+    assert 0 < EngineOptions().in_flight_limit_bytes <= 2 * available_memory_bytes()
 
 
 ABSENT = {"class": "StageMissingLayer", "parameters": 0, "deepstack": True}

@@ -63,6 +63,12 @@ _OPTIONS = (
         help="Memory for the KV cache where vLLM runs on CPU.",
     ),
     click.option(
+        "--max-in-flight-bytes",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Embeddings handed to the engine at once.  [default: a quarter of free memory]",
+    ),
+    click.option(
         "--engine-arg",
         "engine_arguments",
         multiple=True,

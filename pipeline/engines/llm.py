@@ -63,6 +63,7 @@ class _Session:
 
     def __init__(self, process: EngineProcess, options: EngineOptions) -> None:
         self._process, self._options = process, options
+        self._limit_bytes = options.in_flight_limit_bytes
         self._flying: dict[str, Request] = {}
         self._flying_bytes = 0
         self._ready = False
@@ -115,7 +116,7 @@ class _Session:
         # twice what the engine runs at once: the next ones are rendered while it computes
         return not self._flying or (
             len(self._flying) < 2 * self._options.max_num_seqs
-            and self._flying_bytes < self._options.max_in_flight_bytes
+            and self._flying_bytes < self._limit_bytes
         )
 
     def _take_off(self, request: Request, *, send: bool) -> None:
@@ -152,8 +153,10 @@ class _Session:
             return {"event": "timeout", "cause": f"no sign of life for {timeout_s:.0f} s"}
 
     def _death(self, event: dict[str, Any]) -> EngineDeath:
-        status = self._process.wait(0.5)
-        cause = event.get("cause") or f"the engine process ended with status {status}"
+        cause = event.get("cause")
+        if cause is None:
+            status = self._process.wait(0.5)
+            cause = f"the engine process ended with status {status}: {self._process.last_words()}"
         return EngineDeath(
             cause, tuple(self._flying.values()), ready=self._ready, log=str(self._process.log)
         )

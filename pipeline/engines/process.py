@@ -13,6 +13,7 @@ from typing import BinaryIO
 from pipeline.engines import guard
 
 GRACE_S = 20.0
+_LAST_WORDS_BYTES = 4096
 
 
 class EngineProcess:
@@ -72,6 +73,13 @@ class EngineProcess:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def last_words(self) -> str:
+        """The last line of the log, for people; nothing is decided by it."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _LAST_WORDS_BYTES))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
 
     def end(self) -> None:
         """No process of the group is left when this returns; may be called twice."""

@@ -34,7 +34,7 @@ class RunBatchEngine:
     record: Path
 
     def run(self, requests: Iterator[Request | None]) -> Iterator[Result | EngineStarted]:
-        for shard in shards(requests, self.options.max_in_flight_bytes):
+        for shard in shards(requests, self.options.in_flight_limit_bytes):
             yield from self._run_shard(shard)
 
     def _run_shard(self, shard: list[Request]) -> Iterator[Result | EngineStarted]:
@@ -48,10 +48,10 @@ class RunBatchEngine:
         _write_shard(files.input, shard)
         status = self._run_process(files)
         towers = [json.loads(path.read_text()) for path in sorted(files.towers.glob("*.json"))]
-        if towers:
+        results = _read_output(files.output)
+        if towers or results:  # an answer without a report is not believed
             check_tower(towers, self.model)
             yield EngineStarted(tuple(towers), str(files.log))
-        results = _read_output(files.output)
         yield from results.values()
         unfinished = tuple(request for request in shard if request.custom_id not in results)
         if unfinished:
