@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from pipeline.jobs import (
     JobImage,
     JobLine,
     cache_part,
+    check_job_path,
     read_job,
     with_embeddings,
     write_job,
@@ -67,6 +70,15 @@ BAD_LINES = [
     (image_line("../docs/none.png"), Reason.NOT_FOUND, "no such file"),
     (image_line("../../etc/passwd"), Reason.OUTSIDE_ROOT, "allow it with --root"),
     (image_line("data:image/png;base64,%%%"), Reason.BAD_IMAGE, "not valid base64"),
+    ('{"custom_id": "a", "temperature": NaN}', Reason.BAD_LINE, "not JSON compliant"),
+    ('{"custom_id": "a", "temperature": 1e999}', Reason.BAD_LINE, "not JSON compliant"),
+    (line(custom_id="\ud800"), Reason.BAD_LINE, "surrogates not allowed"),
+    (line(body=json.loads("[" * 100 + "]" * 100)), Reason.BAD_LINE, "more than 100 levels deep"),
+    ("[" * 100_000, Reason.BAD_LINE, "not valid JSON"),
+    (image_line("http://[::1"), Reason.BAD_IMAGE, "Invalid IPv6 URL"),
+    (image_line("//[a].png"), Reason.BAD_IMAGE, "//[a].png: "),
+    (image_line("a" * 300 + ".png"), Reason.NOT_FOUND, "no such file"),
+    (image_line("../docs/a%20b.png#page=" + "9" * 5000), Reason.BAD_IMAGE, "#page=N with N from 1"),
     (image_line("data:text/plain,hi"), Reason.BAD_IMAGE, "must be base64"),
 ]
 
@@ -175,3 +187,51 @@ def test_several_inputs_put_their_name_in_front(job: Path) -> None:
     write_job(job, images, inputs=[docs, other], prompt="p", max_tokens=1, model_name="m")
     found = list(read_job(job, roots=[docs.parent], attachments=job.parent))
     assert [each.custom_id for each in found] == ["docs/a%20b.png", "scans/a%20b.png"]
+
+
+def test_a_bad_line_takes_its_custom_id_as_a_good_one_does(job: Path) -> None:
+    with pytest.raises(JobError, match=r"night\.jsonl:2: custom_id 'a' was already used on line 1"):
+        read(job, line("a", method="GET"), line("a"))
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_a_job_that_is_no_regular_file_is_refused(job: Path, make: Callable[[Path], None]) -> None:
+    make(job)
+    with pytest.raises(JobError, match="is no regular file"):
+        list(read_job(job, attachments=job.parent))
+
+
+OTHER_FILES = [b"\x89PNG\r\n\x1a\n pixels", b"Read the page.", b'{"type": "object"}', b"[1]\n"]
+
+
+@pytest.mark.parametrize("content", OTHER_FILES)
+def test_only_a_job_is_replaced_by_a_job(job: Path, content: bytes) -> None:
+    job.write_bytes(content)
+    with pytest.raises(JobError, match="is there already and is no job file"):
+        check_job_path(job)
+    assert job.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [None, b"", json.dumps(line()).encode()])
+def test_a_job_may_be_new_or_replace_one(job: Path, content: bytes | None) -> None:
+    if content is not None:
+        job.write_bytes(content)
+    check_job_path(job)
+    assert [path.name for path in job.parent.iterdir()] == ([] if content is None else [job.name])
+
+
+def test_a_job_that_can_not_be_written_is_an_error_at_once(job: Path) -> None:
+    with pytest.raises(JobError, match="can't write"):
+        check_job_path(job / ("a" * 300))
+    assert list(job.iterdir()) == []
+
+
+def test_a_job_that_fails_half_way_leaves_the_old_one_and_nothing_else(job: Path) -> None:
+    job.write_bytes(b"old")
+    image = JobImage(job.parent.parent / "docs" / "a b.png", 1, False)
+    with pytest.raises(JobError, match="two inputs give the custom_id"):
+        write_job(
+            job, [image, image], inputs=[image.path], prompt="p", max_tokens=1, model_name="m"
+        )
+    assert [path.name for path in job.parent.iterdir()] == [job.name]
+    assert job.read_bytes() == b"old"

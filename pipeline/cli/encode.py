@@ -14,7 +14,8 @@ from pipeline.checkpoint import resolve_model
 from pipeline.cli import options
 from pipeline.encode import EncodeReport, Outcome, encode_pages, target_for
 from pipeline.encode.records import Done
-from pipeline.errors import ExitCode, Failure, JobError, Reason, UsageError
+from pipeline.errors import ExitCode, Failure, Reason, UsageError
+from pipeline.keys import canonical_json
 from pipeline.pages import Discovery, count_pages
 
 _HINTS = {
@@ -96,8 +97,8 @@ def encode(
       pipeline encode docs/
       pipeline encode scans/ --job jobs/scans.jsonl --prompt "Read the page."
     """
-    if job is not None and prompt is None:
-        raise UsageError("`--job` needs a prompt", "add `--prompt TEXT` or `--prompt FILE`")
+    if job is not None:
+        _check_job(job, prompt)
     prompt = None if prompt is None else text_of(prompt)
     answer_schema = None if schema is None else _schema_of(schema)
     options.say_model(model, quiet)
@@ -149,6 +150,14 @@ def _bar(found: Discovery, done: int) -> Any:
     return tqdm(total=total, initial=done, unit=" pages", disable=None, dynamic_ncols=True)
 
 
+def _check_job(job: Path, prompt: str | None) -> None:
+    from pipeline.jobs import check_job_path
+
+    if prompt is None:
+        raise UsageError("`--job` needs a prompt", "add `--prompt TEXT` or `--prompt FILE`")
+    check_job_path(job)
+
+
 def _write_job(
     job: Path,
     report: EncodeReport,
@@ -161,19 +170,16 @@ def _write_job(
 ) -> None:
     from pipeline.jobs import JobImage, write_job
 
-    try:
-        write_job(
-            job,
-            (JobImage(page.path, page.page, page.paged) for page in report.good),
-            inputs=list(inputs),
-            prompt=prompt,
-            max_tokens=max_tokens,
-            schema=schema,
-            pages_per_request=pages_per_request,
-            model_name=model_name,
-        )
-    except OSError as error:
-        raise JobError(f"can't write `{job}`: {error.strerror or error}") from error
+    write_job(
+        job,
+        (JobImage(page.path, page.page, page.paged) for page in report.good),
+        inputs=list(inputs),
+        prompt=prompt,
+        max_tokens=max_tokens,
+        schema=schema,
+        pages_per_request=pages_per_request,
+        model_name=model_name,
+    )
 
 
 def text_of(prompt: str) -> str:
@@ -183,15 +189,20 @@ def text_of(prompt: str) -> str:
     except (OSError, ValueError):  # too long for a name: it is the prompt
         return prompt
     try:
-        return Path(prompt).read_text(encoding="utf-8").strip() if is_file else prompt
+        if is_file:
+            return Path(prompt).read_text(encoding="utf-8-sig").strip()
+        prompt.encode()  # what a command line can't decode comes as lone surrogates
     except (OSError, ValueError) as error:
-        raise UsageError(f"can't read the prompt `{prompt}`: {error}") from error
+        message = f"can't read the prompt `{prompt}`: {error}"
+        raise UsageError(message, "it must be UTF-8") from error
+    return prompt
 
 
 def _schema_of(path: Path) -> dict[str, Any]:
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))
+        canonical_json(schema)  # refuses what a job line can't hold: NaN, lone surrogates
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"can't read the schema `{path}`: {error}") from error
     if not isinstance(schema, dict):
         raise UsageError(f"the schema `{path}` is no JSON object")

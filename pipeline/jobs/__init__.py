@@ -14,7 +14,7 @@ from pipeline.jobs.records import (
     Request,
     Result,
 )
-from pipeline.jobs.write import image_url, write_job
+from pipeline.jobs.write import check_job_path, image_url, write_job
 
 __all__ = [
     "SUPPORTED_URLS",
@@ -24,6 +24,7 @@ __all__ = [
     "Request",
     "Result",
     "cache_part",
+    "check_job_path",
     "image_url",
     "inline_embedding_bytes",
     "read_job",

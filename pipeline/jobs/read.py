@@ -6,6 +6,9 @@ import base64
 import binascii
 import copy
 import json
+import os
+import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,9 @@ from blake3 import blake3
 
 from pipeline.errors import Failure, JobError, Reason, Stage
 from pipeline.jobs.records import SUPPORTED_URLS, ImageReference, JobLine
+from pipeline.keys import canonical_json
+
+MAX_DEPTH = 100  # far below the depth at which a reader further on runs out of stack
 
 
 class _Bad(Exception):
@@ -40,46 +46,50 @@ def read_job(
     directory = (base or path.parent).resolve()
     allowed = [root.resolve() for root in roots] or [directory]
     seen: dict[str, int] = {}
-    for number, raw in _numbered_lines(path):
+    for number, raw in numbered_lines(path):
+        line: JobLine | Failure
         try:
             line = _parse_line(number, raw, directory, allowed, attachments)
         except _Bad as bad:
-            yield Failure(
+            line = Failure(
                 file=str(path),
                 page=None,
                 stage=bad.stage,
                 reason=bad.reason,
                 detail=f"{path}:{number}: {bad.detail}",
-                custom_id=_custom_id_of(raw),
+                custom_id=custom_id_of(raw),
             )
-            continue
         if line.custom_id in seen:
             raise JobError(
                 f"{path}:{number}: custom_id {line.custom_id!r} was already used on line "
                 f"{seen[line.custom_id]}",
                 "answers are matched by custom_id, so each must be unique in the file",
             )
-        seen[line.custom_id] = number
+        if line.custom_id is not None:
+            seen[line.custom_id] = number
         yield line
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a job file that are not blank, numbered from 1; raises JobError."""
     try:
-        file = path.open("rb")
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise JobError(f"job file `{path}` is no regular file", "it is read more than once")
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                if number == 1:
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                if raw.strip():
+                    yield number, raw
     except OSError as error:
         raise JobError(
-            f"can't read job file `{path}`: {error.strerror}",
+            f"can't read job file `{path}`: {error.strerror or error}",
             "`pipeline encode PATH --job FILE --prompt TEXT` writes one",
         ) from error
-    with file:
-        for number, raw in enumerate(file, start=1):
-            if number == 1:
-                raw = raw.removeprefix(b"\xef\xbb\xbf")
-            if raw.strip():
-                yield number, raw
 
 
-def _custom_id_of(raw: bytes) -> str | None:
+def custom_id_of(raw: bytes) -> str | None:
+    """The custom_id of a line, valid or not; None if it has none."""
     try:
         found = json.loads(raw).get("custom_id")
     except (ValueError, AttributeError, RecursionError):
@@ -92,8 +102,11 @@ def _parse_line(
 ) -> JobLine:
     try:
         record = json.loads(raw)
+        canonical_json(record)  # refuses what Python takes and JSON lacks: NaN, lone surrogates
     except (ValueError, RecursionError) as error:
         raise _Bad(Reason.BAD_LINE, f"not valid JSON: {error}") from error
+    if _deeper_than(MAX_DEPTH, record):
+        raise _Bad(Reason.BAD_LINE, f"nested more than {MAX_DEPTH} levels deep")
     if not isinstance(record, dict):
         raise _Bad(Reason.BAD_LINE, f"expected a JSON object, found {type(record).__name__}")
     custom_id, url, body = record.get("custom_id"), record.get("url"), record.get("body")
@@ -109,6 +122,14 @@ def _parse_line(
         raise _Bad(Reason.BAD_FIELD, "stream must be false in a batch")
     images = tuple(_reference(part, directory, allowed, attachments) for part in _image_parts(body))
     return JobLine(number, custom_id, url, body, images)
+
+
+def _deeper_than(depth: int, value: Any) -> bool:
+    level = [value]
+    for _ in range(depth):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+    return bool(level)
 
 
 def _image_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -140,7 +161,10 @@ def _reference(
         raise _Bad(Reason.BAD_IMAGE, "image_url.url must be a non-empty string")
     if url[:5].lower() == "data:":
         return _data_reference(url, attachments)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise _Bad(Reason.BAD_IMAGE, f"{url}: {error}") from error
     if parts.scheme in ("http", "https"):
         raise _Bad(Reason.BAD_IMAGE, f"a nightly job fetches nothing: {url}")
     if parts.scheme not in ("", "file"):
@@ -161,10 +185,10 @@ def _decoded_path(raw_path: str) -> str:
 def _page_number(fragment: str, url: str) -> int:
     if not fragment:
         return 1
-    name, _, number = fragment.partition("=")
-    if name != "page" or not number.isascii() or not number.isdigit() or int(number) < 1:
+    found = re.fullmatch("page=0*([1-9][0-9]{0,8})", fragment)
+    if found is None:
         raise _Bad(Reason.BAD_IMAGE, f"the only fragment is #page=N with N from 1: {url}")
-    return int(number)
+    return int(found.group(1))
 
 
 def _inside(path: Path, allowed: list[Path], url: str) -> Path:
@@ -177,7 +201,7 @@ def _inside(path: Path, allowed: list[Path], url: str) -> Path:
         raise _Bad(
             Reason.OUTSIDE_ROOT, f"{url} lies outside {places}; allow it with --root", Stage.READ
         )
-    if not resolved.is_file():
+    if not os.path.isfile(resolved):  # unlike `Path.is_file`, False for any name
         raise _Bad(Reason.NOT_FOUND, f"{url}: no such file `{resolved}`", Stage.READ)
     return resolved
 

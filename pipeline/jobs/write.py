@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from pipeline.errors import JobError
+from pipeline.jobs.read import custom_id_of, numbered_lines
 from pipeline.jobs.records import SUPPORTED_URLS, JobImage
 
 
@@ -29,17 +31,15 @@ def write_job(
     The prompt stands before the images, so that a prefix cache serves it. Returns the number of
     lines. The file appears whole or not at all.
 
-    Raises JobError if two pages would get one custom_id.
+    Raises JobError if two pages would get one custom_id, and where the file can't be written.
     """
-    temporary = job_path.with_name(f".{job_path.name}.tmp")
-    job_path.parent.mkdir(parents=True, exist_ok=True)
     directory = job_path.parent.resolve()
     settings: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0}
     if schema is not None:
         named = {"name": schema.get("title", "page"), "schema": schema}
         settings["response_format"] = {"type": "json_schema", "json_schema": named}
     seen: set[str] = set()
-    with temporary.open("w", encoding="utf-8") as file:
+    with _replacing(job_path) as file:
         for group in _groups(images, pages_per_request):
             custom_id = _custom_id(group, inputs)
             if custom_id in seen:
@@ -51,8 +51,52 @@ def write_job(
             body = {"model": model_name, "messages": [_message(prompt, group, directory)]}
             line = {"custom_id": custom_id, "method": "POST", "url": SUPPORTED_URLS[0]}
             file.write(json.dumps(line | {"body": body | settings}, ensure_ascii=False) + "\n")
-    temporary.replace(job_path)
     return len(seen)
+
+
+def check_job_path(job_path: Path) -> None:
+    """Raise JobError unless a job can be written there; what it replaces must be a job too."""
+    if os.path.exists(job_path):
+        first = next(numbered_lines(job_path), None)
+        if first is not None and custom_id_of(first[1]) is None:
+            raise JobError(
+                f"`{job_path}` is there already and is no job file",
+                "choose another name, or move that file away",
+            )
+    with _writing(job_path):
+        _temporary(job_path).touch()
+        _temporary(job_path).unlink()
+
+
+@contextmanager
+def _replacing(job_path: Path) -> Iterator[TextIO]:
+    """The job's temporary file; it takes the job's name once it is whole on disk."""
+    temporary = _temporary(job_path)
+    with _writing(job_path):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(job_path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _temporary(job_path: Path) -> Path:
+    return job_path.with_name(f".{job_path.name}.{os.getpid()}.tmp")
+
+
+@contextmanager
+def _writing(job_path: Path) -> Iterator[None]:
+    try:
+        job_path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise JobError(
+            f"can't write `{job_path}`: {error.strerror or error}", "choose another `--job FILE`"
+        ) from error
 
 
 def _message(prompt: str, group: list[JobImage], directory: Path) -> dict[str, Any]:
