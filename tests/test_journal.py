@@ -1,11 +1,13 @@
 """The run directory: one line per custom_id, whatever was cut off when."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import Failure, LockedError, Reason, Stage
+from pipeline.errors import Failure, LockedError, PipelineError, Reason, Stage
 from pipeline.journal import open_run_directory, write_atomically
 
 
@@ -132,3 +134,77 @@ def test_a_replaced_file_is_whole_or_old(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_atomically(target, failing())
     assert target.read_bytes() == b"old\n"
+
+
+OTHERS_EVENTS = [
+    b'{"event": "started", "custom_id": "b", "identity": "i1"}',
+    b'{"custom_id": "b", "identity": "i1", "attempt": 3}',
+    b'{"event": "started", "custom_id": "b", "identity": "i1", "attempt": "x"}',
+    b"[" * 100_000,
+    b"\xff\x00",
+]
+
+
+@pytest.mark.parametrize("event", OTHERS_EVENTS, ids=range(len(OTHERS_EVENTS)))
+def test_an_event_that_is_not_whole_is_passed_over(run: Path, event: bytes) -> None:
+    with (run / "journal.jsonl").open("ab") as file:
+        file.write(event + b"\n")
+    with open_run_directory(run) as directory:
+        assert directory.is_done("b", "i1") and directory.attempts_of("b", "i1") == 1
+
+
+def test_a_result_without_its_attempts_is_not_ours(run: Path) -> None:
+    with (run / "results.jsonl").open("ab") as file:
+        file.write(b'{"custom_id": "z", "pipeline": {"identity": "i1"}}\n')
+    with open_run_directory(run) as directory:
+        assert not directory.is_done("z", "i1")
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "results.jsonl", "lock", "attempts"])
+def test_a_file_of_the_wrong_kind_is_an_error_with_its_name(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "x.run"
+    run.mkdir()
+    if name == "attempts":
+        (run / name).write_text("")
+    else:
+        (run / name).mkdir()
+    with pytest.raises(PipelineError, match=f"can't write `{run / name}`"), open_run_directory(run):
+        pass
+
+
+@pytest.mark.parametrize("act", ["note", "flush", "finish", "write_errors", "supersede"])
+def test_a_full_disk_is_an_error_with_the_path_and_keeps_the_lock_free(
+    run: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    arguments: dict[str, tuple] = {
+        "note": ("queued", "c", "i1" * 10_000, 1),
+        "finish": (answer("c"),),
+        "write_errors": ([],),
+        "supersede": ({"a": "i2"},),
+    }
+    with (
+        pytest.raises(PipelineError, match=f"can't write `{run}/.*: No space left on device"),
+        open_run_directory(run) as directory,
+    ):
+        if act == "note":
+            directory._journal.close()
+            directory._journal = open("/dev/full", "ab")  # noqa: SIM115
+        else:
+            monkeypatch.setattr(os, "fsync", full)
+        getattr(directory, act)(*arguments.get(act, ()))
+    monkeypatch.undo()
+    with open_run_directory(run) as directory:
+        assert directory.is_done("b", "i1")
+
+
+def test_a_name_of_any_bytes_leaves_every_line_valid(run: Path) -> None:
+    failure = Failure("\udcff.png", 1, Stage.READ, Reason.NOT_FOUND, "gone", custom_id="c")
+    with open_run_directory(run) as directory:
+        directory.fail(failure, None)
+        directory.write_errors([failure])
+    for name in ("journal.jsonl", "errors.jsonl"):
+        lines = (run / name).read_text(encoding="utf-8").splitlines()
+        assert json.loads(lines[-1])["file"] == "\udcff.png"

@@ -12,12 +12,13 @@ import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.errors import Failure, LockedError, PipelineError
+from pipeline.errors import Failure, LockedError
 from pipeline.journal.lines import (
     as_line,
     complete_lines,
@@ -26,6 +27,7 @@ from pipeline.journal.lines import (
     sync,
     whole_results,
     write_atomically,
+    writing,
 )
 
 
@@ -55,16 +57,21 @@ class RunDirectory:
         self._results = (path / "results.jsonl").open("ab")
 
     def close(self) -> None:
-        self._journal.close()
-        self._results.close()
+        with writing(self.path), self._results, self._journal:
+            pass
 
     # -- reading --------------------------------------------------------------------------------
 
     def _read_journal(self) -> None:
         for event in complete_lines(self.path / "journal.jsonl"):
-            custom_id, identity = event.get("custom_id"), event.get("identity")
-            if isinstance(custom_id, str) and isinstance(identity, str):
-                self._apply(event["event"], custom_id, identity, event["attempt"])
+            match event:
+                case {
+                    "event": str(name),
+                    "custom_id": str(custom_id),
+                    "identity": str(identity),
+                    "attempt": int(attempt),
+                }:
+                    self._apply(name, custom_id, identity, attempt)
 
     def _apply(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
         state = self.states.get(custom_id)
@@ -110,8 +117,9 @@ class RunDirectory:
                 self.states[custom_id] = replace(state, done=False)
 
     def _set_aside(self, lines: list[bytes]) -> None:
+        path = self.attempts / "superseded.jsonl"
         if lines:
-            with (self.attempts / "superseded.jsonl").open("ab") as file:
+            with writing(path), path.open("ab") as file:
                 file.writelines(lines)
                 sync(file)
 
@@ -154,7 +162,8 @@ class RunDirectory:
 
     def note(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
         """Append an event without waiting for the disk (queued, started)."""
-        self._journal.write(_event_line(event, custom_id, identity, attempt))
+        with writing(self.path / "journal.jsonl"):
+            self._journal.write(_event_line(event, custom_id, identity, attempt))
         self._apply(event, custom_id, identity, attempt)
 
     def note_engine(self, event: str, **fields: Any) -> None:
@@ -194,17 +203,13 @@ class RunDirectory:
 
     def flush(self) -> None:
         """Wait until every event noted so far is on disk."""
-        sync(self._journal)
+        with writing(self.path / "journal.jsonl"):
+            sync(self._journal)
 
     def _append(self, file: BinaryIO, line: bytes) -> None:
-        try:
+        with writing(Path(file.name)):
             file.write(line)
             sync(file)
-        except OSError as error:
-            raise PipelineError(
-                f"can't write `{file.name}`: {error.strerror}",
-                "free space there and run the same command again; finished answers are kept",
-            ) from error
 
 
 @contextmanager
@@ -213,25 +218,29 @@ def open_run_directory(path: Path) -> Iterator[RunDirectory]:
 
     Raises LockedError, naming the holder, if another live process has it.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("a+b") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            holder = lock.read().decode(errors="replace").strip() or "another process"
-            raise LockedError(
-                f"`{path}` is in use by {holder}",
-                "wait for that run to end; a dead process never holds the lock",
-            ) from error
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}, since {_now()}\n".encode())
-        lock.flush()
-        directory = RunDirectory(path)
-        try:
-            yield directory
-        finally:
-            directory.close()
+    with ExitStack() as stack:
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((path / "lock").open("a+b", buffering=0))
+            _take(lock, path)
+            directory = RunDirectory(path)
+        stack.callback(directory.close)
+        yield directory
+
+
+def _take(lock: FileIO, path: Path) -> None:
+    """Lock the file and write down who holds it; raises LockedError."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().decode(errors="replace").strip() or "another process"
+        raise LockedError(
+            f"`{path}` is in use by {holder}",
+            "wait for that run to end; a dead process never holds the lock",
+        ) from error
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()}, since {_now()}\n".encode())
 
 
 def _event_line(event: str, custom_id: str, identity: str, attempt: int) -> bytes:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from pipeline.errors import PipelineError
 
 
 def complete_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -18,23 +21,38 @@ def complete_lines(path: Path) -> Iterator[dict[str, Any]]:
 def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
     """Replace `path` by `lines`: temporary file beside it, fsync, rename, fsync directory."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.writelines(lines)
-        sync(file)
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    with writing(path):
+        with temporary.open("wb") as file:
+            file.writelines(lines)
+            sync(file)
+        os.replace(temporary, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into the error that stops the run."""
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        yield
+    except OSError as error:
+        raise PipelineError(
+            f"can't write `{error.filename or path}`: {error.strerror or error}",
+            "free space there, or check what it is, and run the same command again; "
+            "finished answers are kept",
+        ) from error
 
 
 def whole_results(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Result lines that are whole: parseable, with our own object."""
     for raw, record in json_objects(path):
         pipeline = record.get("pipeline")
-        ours = isinstance(pipeline, dict) and isinstance(pipeline.get("identity"), str)
-        if ours and isinstance(record.get("custom_id"), str):
+        if not isinstance(pipeline, dict) or not isinstance(record.get("custom_id"), str):
+            continue
+        if isinstance(pipeline.get("identity"), str) and isinstance(pipeline.get("attempts"), int):
             yield raw.rstrip(b"\r\n") + b"\n", record
 
 
@@ -45,7 +63,7 @@ def json_objects(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         for raw in file:
             try:
                 record = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 yield raw, record
@@ -68,7 +86,10 @@ def ends_with_newline(path: Path) -> bool:
 
 
 def as_line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    try:
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # a file name that is not UTF-8: as escapes the line stays valid
+        return json.dumps(record).encode() + b"\n"
 
 
 def sync(file: BinaryIO) -> None:
