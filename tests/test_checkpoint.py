@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,9 +82,28 @@ def test_a_missing_directory_is_an_error_with_a_hint(name: str) -> None:
 def test_a_directory_without_config_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         resolve_model(str(tmp_path))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="can't read"):
-        resolve_model(str(tmp_path))
+    for content in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(CheckpointError, match="can't read"):
+            resolve_model(str(tmp_path))
+
+
+def test_a_file_or_an_impossible_name_is_no_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "x.gguf").write_text("")
+    for name in ("models/x.gguf", "a" * 300):
+        with pytest.raises(CheckpointError, match="no model directory"):
+            resolve_model(name)
+
+
+def test_a_directory_of_any_name_has_a_name_that_json_takes(made: Path, tmp_path: Path) -> None:
+    os.symlink(made / "config.json", tmp_path / "config.json")
+    odd = tmp_path.rename(tmp_path.parent / "odd-\udcff")
+    assert resolve_model(str(odd)).name == "odd-\\udcff"
+    odd.rename(tmp_path)
 
 
 def test_a_revision_of_a_directory_is_a_usage_error(made: Path) -> None:
@@ -219,6 +240,13 @@ def test_a_missing_or_cut_shard_is_named(copied: Path) -> None:
         fingerprint(copied)
 
 
+def test_a_file_of_the_identity_that_can_not_be_read_is_named(copied: Path) -> None:
+    (copied / "tokenizer.json").unlink(missing_ok=True)
+    (copied / "tokenizer.json").symlink_to("gone")
+    with pytest.raises(CheckpointError, match=r"can't read .*tokenizer\.json"):
+        model_identity(resolve_model(str(copied)))
+
+
 def test_an_index_that_promises_too_much_is_refused(copied: Path) -> None:
     path = copied / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -227,6 +255,55 @@ def test_an_index_that_promises_too_much_is_refused(copied: Path) -> None:
     write_json(path, index)
     with pytest.raises(CheckpointError, match=f"has no tensor {BIAS}, though the index says so"):
         fingerprint(copied)
+
+
+BAD_HEADERS: list[Any] = [
+    "x",
+    None,
+    {"data_offsets": [0, 4]},
+    {"data_offsets": [-100, 28]},
+    {"data_offsets": ["a", "b"]},
+    {"data_offsets": [1, 2, 3]},
+    {"data_offsets": [0.0, 128.0]},
+    {"shape": 5},
+    {"dtype": "F32"},
+]
+
+
+@pytest.mark.parametrize("change", BAD_HEADERS)
+def test_a_damaged_header_is_named_with_its_tensor(copied: Path, change: Any) -> None:
+    edit_header(copied, lambda entry: entry | change if isinstance(change, dict) else change)
+    with pytest.raises(CheckpointError, match=f"the header is damaged at {BIAS}: "):
+        fingerprint(copied)
+
+
+@pytest.mark.parametrize("header", [b"[1]", b"[" * 100_000])
+def test_a_header_that_is_no_object_is_refused(copied: Path, header: bytes) -> None:
+    for shard in copied.glob("*.safetensors"):
+        shard.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="is no safetensors file"):
+        fingerprint(copied)
+
+
+def test_offsets_that_overlap_are_refused_before_a_tensor_is_used(copied: Path) -> None:
+    def shifted(entry: dict[str, Any]) -> dict[str, Any]:
+        return entry | {"data_offsets": [at + 2 for at in entry["data_offsets"]]}
+
+    edit_header(copied, shifted)
+    with pytest.raises(CheckpointError, match=r"can't read .*safetensors"):
+        tensors(copied)
+
+
+def edit_header(directory: Path, change: Callable[[Any], Any]) -> None:
+    """Put something else where the header tells of `BIAS`."""
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    shard = directory / index["weight_map"][BIAS]
+    data = shard.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    header[BIAS] = change(header[BIAS])
+    text = json.dumps(header).encode()
+    shard.write_bytes(len(text).to_bytes(8, "little") + text + data[start:])
 
 
 # ---------------------------------------------------------------- fingerprint and identity

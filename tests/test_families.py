@@ -256,3 +256,47 @@ def test_an_embedding_does_not_depend_on_the_pages_before(model: Model) -> None:
     tower.encode(noise(320, 320, 2))
     assert torch.equal(tower.encode(noise(96, 64, 1)), first)
     assert torch.equal(family.load_tower(model).encode(noise(96, 64, 1)), first)
+
+
+BAD_SETTINGS = [
+    ("config.json", {"model_type": ["qwen3_vl"]}, "not supported"),
+    ("config.json", {"vision_config": [1]}, "vision_config is no JSON object"),
+    ("config.json", {"vision_config": {"depth": "x"}}, "vision_config: depth can't be 'x'"),
+    ("config.json", {"vision_config": {"depth": 10**9}}, "depth can't be 1000000000"),
+    ("config.json", {"vision_config": {"depth": True}}, "depth can't be True"),
+    ("config.json", {"vision_config": {"deepstack_visual_indexes": 5}}, "can't be 5"),
+    ("config.json", {"vision_config": {"rope_parameters": {"rope_theta": "x"}}}, "rope_theta"),
+    ("config.json", {"text_config": None}, "text_config is no JSON object"),
+    ("preprocessor_config.json", {"size": "x"}, "size can't be 'x'"),
+    ("preprocessor_config.json", {"size": {}}, "size has no shortest_edge"),
+    ("preprocessor_config.json", {"min_pixels": "x"}, "size has no shortest_edge"),
+    ("preprocessor_config.json", {"resample": [3]}, "resample can't be"),
+    ("preprocessor_config.json", {"image_mean": [0.5]}, "image_mean can't be"),
+    ("preprocessor_config.json", {"image_std": ["a"] * 3}, "image_std can't be"),
+    ("preprocessor_config.json", {"rescale_factor": float("nan")}, "rescale_factor can't be nan"),
+    ("processor_config.json", {"image_processor": 5}, "is no JSON object"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), BAD_SETTINGS)
+def test_settings_that_can_not_be_meant_are_refused(
+    copied: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    found = json.loads((copied / name).read_text()) if (copied / name).exists() else {}
+    write_json(copied / name, found | changes)
+    model = resolve_model(str(copied))
+    with pytest.raises(CheckpointError) as error:
+        family = family_of(model)
+        family.encode_spec(model)
+        family.row_width(model.config)
+        family.text_hidden_size(model.config)
+    assert message in error.value.message
+
+
+def test_a_tower_that_transformers_refuses_is_an_error(copied: Path) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    config["vision_config"]["num_heads"] = 0
+    write_json(copied / "config.json", config)
+    model = resolve_model(str(copied))
+    with pytest.raises(CheckpointError, match="transformers can't build its vision tower"):
+        family_of(model).load_tower(model)

@@ -51,9 +51,15 @@ def model_identity(model: Model) -> str:
     commit of a hub model. Shards of a hub model that are not here yet count by name.
     """
     small = sorted(path for path in model.path.iterdir() if _IDENTITY_FILES.fullmatch(path.name))
+    try:
+        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in small}
+    except OSError as error:
+        raise CheckpointError(
+            f"can't read `{error.filename}`: {error.strerror}", "is it a complete model directory?"
+        ) from error
     parts: dict[str, Any] = {
         "revision": model.revision,
-        "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in small},
+        "files": files,
         "shards": {},
     }
     for shard in sorted(set(shard_names(model).values())):

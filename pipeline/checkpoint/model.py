@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,17 +36,18 @@ def resolve_model(model: str | None = None, revision: str | None = None) -> Mode
     Of a hub model only the small files are fetched here, a shard when its tensors are read.
     Raises CheckpointError where there is no such model.
     """
-    if model is not None and not Path(model).is_dir():
+    if model is not None and not os.path.isdir(model):
         return _hub_model(model, revision)
     if revision is not None:
         raise UsageError("`--revision` is for hub models", "leave it out for a local directory")
     path = BUNDLED_PATH if model is None else Path(model)
     name = BUNDLED_NAME if model is None else path.resolve().name
+    name = name.encode("utf-8", "backslashreplace").decode()  # it stands in JSON and in entries
     return Model(path, name, read_json(path / "config.json"))
 
 
 def _hub_model(model: str, revision: str | None) -> Model:
-    if not _HUB_ID.fullmatch(model) or model.startswith("."):
+    if not _HUB_ID.fullmatch(model) or model.startswith(".") or os.path.exists(model):
         raise CheckpointError(
             f"no model directory `{model}`", "give a directory that holds config.json, or a hub id"
         )
@@ -73,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"`{path.parent}` has no {path.name}", "is it a complete model directory?"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"can't read `{path}`: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"`{path}` holds no JSON object")
@@ -87,7 +89,7 @@ def first_line(error: Exception) -> str:
 def shard_path(model: Model, shard: str) -> Path:
     """Where a shard lies; one of a hub model is fetched if it is not there yet."""
     path = model.path / shard
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     if model.repo is None or Path(shard).name != shard:
         raise CheckpointError(

@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_FLOATS = frozenset({"F32", "BF16", "F16"})
+_FLOAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _QUANTISED = re.compile(r"\.(weight_scale|weight_scale_inv|scales|qweight|qzeros|input_scale)$")
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -54,10 +56,10 @@ class TensorPlace:
 def shard_names(model: Model) -> dict[str, str]:
     """Tensor name → shard, from the index; or all tensors of the single file."""
     if (model.path / _INDEX).is_file():
-        index = read_json(model.path / _INDEX).get("weight_map")
-        if not isinstance(index, dict):
+        shards = read_json(model.path / _INDEX).get("weight_map")
+        if not isinstance(shards, dict):
             raise CheckpointError(f"`{model.path / _INDEX}` has no weight_map")
-        return {str(name): str(shard) for name, shard in index.items()}
+        return {str(name): str(shard) for name, shard in shards.items()}
     header, _ = read_header(shard_path(model, _SINGLE))
     return dict.fromkeys(header, _SINGLE)
 
@@ -70,9 +72,11 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
             if not 2 <= size <= _MAX_HEADER_BYTES:
                 raise ValueError(f"header of {size} bytes")
             header = json.loads(stream.read(size))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no JSON object")
         header.pop("__metadata__", None)
         return header, 8 + size
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"`{path}` is no safetensors file: {first_line(error)}") from error
 
 
@@ -105,10 +109,17 @@ def vision_places(model: Model, layout: WeightLayout) -> dict[str, TensorPlace]:
 
 
 def _place(shard: str, stored: str, entry: Mapping[str, Any], start: int) -> TensorPlace:
-    low, high = entry["data_offsets"]
-    return TensorPlace(
-        shard, stored, str(entry["dtype"]), tuple(entry["shape"]), start + low, start + high
-    )
+    try:
+        low, high = map(index, entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), tuple(map(index, entry["shape"]))
+        size = prod(shape) * _FLOAT_BYTES.get(dtype, 0)  # 0: a type that is refused later on
+        if low < 0 or (size and high - low != size):
+            raise ValueError(f"{high - low} bytes for {dtype} of shape {list(shape)}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{shard}: the header is damaged at {stored}: {first_line(error)}", "fetch it again"
+        ) from error
+    return TensorPlace(shard, stored, dtype, shape, start + low, start + high)
 
 
 def _check_places(
@@ -116,7 +127,7 @@ def _check_places(
 ) -> None:
     where = f"vision tower of `{model.name}`"
     quantised = [name for name in places if _QUANTISED.search(name)]
-    quantised += [name for name, place in places.items() if place.dtype not in _FLOATS]
+    quantised += [name for name, place in places.items() if place.dtype not in _FLOAT_BYTES]
     if quantised:
         raise CheckpointError(
             f"{where}: quantised vision weights: {_some(quantised)}",
@@ -150,13 +161,19 @@ def _some(names: list[str]) -> str:
 
 def vision_tensors(model: Model, layout: WeightLayout) -> dict[str, torch.Tensor]:
     """The vision tensors by tower name, as stored; nothing else of the weights is read."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     places = vision_places(model, layout)
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted({place.shard for place in places.values()}):
-        with safe_open(shard_path(model, shard), framework="pt") as file:
-            for name, place in places.items():
-                if place.shard == shard:
-                    tensors[name] = file.get_tensor(place.stored_name)
+        path = shard_path(model, shard)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name, place in places.items():
+                    if place.shard == shard:
+                        tensors[name] = file.get_tensor(place.stored_name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"can't read `{path}`: {first_line(error)}", "fetch it again"
+            ) from error
     return tensors

@@ -79,7 +79,7 @@ class Family(WeightLayout, Protocol):
 def family_of(model: Model) -> Family:
     """The family of a model; raises CheckpointError for one that is not known."""
     model_type = model.config.get("model_type")
-    if model_type not in _MODULES:
+    if not isinstance(model_type, str) or model_type not in _MODULES:
         raise CheckpointError(
             f"`{model.name}` is of model type {model_type!r}, which is not supported",
             f"supported are {', '.join(sorted(_MODULES))}",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint import Model, read_json, vision_tensors
+from pipeline.checkpoint import Model, checked_settings, read_json, vision_tensors
 from pipeline.errors import CheckpointError
 from pipeline.geometry import PixelBudget
 from pipeline.keys import EncodeSpec
@@ -82,9 +82,10 @@ class Qwen3VL:
     def vision_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that the tower computes with, defaults filled in."""
         given = config.get("vision_config") or {}
-        settings = {name: given.get(name, value) for name, value in _VISION_DEFAULTS.items()}
+        settings = checked_settings(given, _VISION_DEFAULTS, "vision_config")
         rope = given.get("rope_parameters") or {}
-        return settings | {"rope_theta": float(rope.get("rope_theta", 10000.0))}
+        rope = checked_settings(rope, {"rope_theta": 10000.0}, "rope_parameters")
+        return settings | {"rope_theta": float(rope["rope_theta"])}
 
     def expected_shapes(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """Every tensor of `Qwen3VLVisionModel` with its shape."""
@@ -121,7 +122,8 @@ class Qwen3VL:
 
     def text_hidden_size(self, config: Mapping[str, Any]) -> int:
         """Width of the language model's input, equal to O."""
-        return int(config["text_config"]["hidden_size"])
+        text = checked_settings(config.get("text_config"), {"hidden_size": 4096}, "text_config")
+        return int(text["hidden_size"])
 
     def encode_spec(
         self,
@@ -185,10 +187,15 @@ class Qwen3VL:
             name: tensor.to(getattr(torch, precision))
             for name, tensor in vision_tensors(model, self).items()
         }
-        config = getattr(transformers, self.config_class)(**dict(model.config["vision_config"]))
-        config._attn_implementation = "sdpa"  # eager attention would hold N × N scores per head
-        with torch.device("meta"):
-            tower = getattr(transformers, self.tower_class)(config)
+        try:
+            config = getattr(transformers, self.config_class)(**dict(model.config["vision_config"]))
+            config._attn_implementation = "sdpa"  # eager attention would hold N × N scores per head
+            with torch.device("meta"):
+                tower = getattr(transformers, self.tower_class)(config)
+        except Exception as error:  # transformers raises a dozen types for settings it refuses
+            raise CheckpointError(
+                f"`{model.name}`: transformers can't build its vision tower: {error}"
+            ) from error
         tower.load_state_dict(weights, strict=True, assign=True)
         # buffers that no checkpoint holds are computed from the config, off the meta device
         tower.rotary_pos_emb = type(tower.rotary_pos_emb)(config)
@@ -260,12 +267,15 @@ def _processor_config(model: Model) -> dict[str, Any]:
     nested = model.path / "processor_config.json"
     found = read_json(nested).get("image_processor") if nested.is_file() else None
     given = found or read_json(model.path / "preprocessor_config.json")
+    settings = checked_settings(given, _PROCESSOR_DEFAULTS, f"image processor of `{model.name}`")
     kind = given.get("image_processor_type", _PROCESSOR_TYPES[0])
-    settings = {name: given.get(name, value) for name, value in _PROCESSOR_DEFAULTS.items()}
     size = dict(settings["size"])
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if given.get(old) is not None:
             size[new] = given[old]
+    for edge in _PROCESSOR_DEFAULTS["size"]:
+        if type(size.get(edge)) is not int:
+            raise CheckpointError(f"image processor of `{model.name}`: size has no {edge}")
     switched_off = [name for name in settings if name.startswith("do_") and not settings[name]]
     if kind not in _PROCESSOR_TYPES or switched_off or settings["resample"] not in _RESAMPLES:
         what = kind if kind not in _PROCESSOR_TYPES else ", ".join(switched_off) or "resample"
