@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import subprocess
@@ -100,6 +101,64 @@ def test_loops_of_links_are_harmless(tmp_path: Path) -> None:
     found = discover([tmp_path])
     assert [file.path.name for file in found.files] == ["page.png"]
     assert [failure.reason for failure in found.failures] == [Reason.NOT_FOUND]
+
+
+def test_a_name_too_long_is_a_failure() -> None:
+    (failure,) = discover(["a" * 300]).failures
+    assert (failure.reason, failure.detail) == (Reason.UNREADABLE, "File name too long")
+
+
+def test_directories_may_nest_deeper_than_calls(tmp_path: Path) -> None:
+    scene().save(tmp_path / "page.png")
+    above = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        for _ in range(1200):
+            os.mkdir("d")
+            os.chdir("d")
+        os.link(tmp_path / "page.png", "below.png")
+    finally:
+        os.chdir(above)
+    found = discover([tmp_path])
+    subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # too deep for pytest as well
+    assert [file.path.name for file in found.files] == ["below.png", "page.png"]
+
+
+@pytest.mark.parametrize("kind", ["tif", "bmp"])
+def test_a_file_cut_off_while_it_is_decoded_does_not_end_the_process(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / f"page.{kind}"
+    Image.new("L", (2000, 2000)).save(path)
+    code = (
+        "import os, sys\nfrom pipeline.pages import decode_pages, discover, images\n"
+        "original = images._rgb\n"
+        "images._rgb = lambda image: os.truncate(sys.argv[1], 100) or original(image)\n"
+        "print(*(type(page).__name__ for page in decode_pages(discover(sys.argv[1:]).files[0])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Page\n"), done.stderr
+
+
+ERRORS = [
+    (MemoryError(), Reason.UNREADABLE, Stage.READ),
+    (OSError(errno.EIO, "Input/output error"), Reason.UNREADABLE, Stage.READ),
+    (OSError("image file is truncated"), Reason.TRUNCATED, Stage.DECODE),
+]
+
+
+@pytest.mark.parametrize(("error", "reason", "stage"), ERRORS, ids=["memory", "disk", "file"])
+def test_what_the_machine_did_not_give_is_no_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: Reason, stage: Stage
+) -> None:
+    def failing(image: Image.Image) -> None:
+        raise error
+
+    scene().save(tmp_path / "a.png")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", failing)
+    failure = failure_of(tmp_path / "a.png")
+    assert (failure.reason, failure.stage) == (reason, stage)
+    assert failure.retryable == (stage is Stage.READ)
 
 
 def test_the_content_tells_the_type_and_not_the_name(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def discover(paths: Sequence[Path | str]) -> Discovery:
     failures: list[Failure] = []
     skipped = 0
     for path in map(Path, paths):
-        named = not path.is_dir()
+        named = not os.path.isdir(path)  # unlike `Path.is_dir`, False for any name
         for found in [path] if named else _walk(path):
             place = os.path.abspath(found)
             outcome = files.get(place) or _classify(found, named)
@@ -99,27 +99,24 @@ def _walk(root: Path) -> Iterator[Path]:
     up is harmless and the names do not depend on the order of the visit.
     """
     root_real = os.path.realpath(root)
-    seen = {root_real}
-
-    def visit(directory: Path) -> Iterator[Path]:
+    seen: set[str] = set()
+    pending = [root]
+    while pending:
+        path = pending.pop()
+        if not os.path.isdir(path):
+            yield path
+            continue
+        real = os.path.realpath(path)
+        inside = path.is_symlink() and (real + os.sep).startswith(root_real + os.sep)
+        if real in seen or (inside and path != root):
+            continue
+        seen.add(real)
         try:
-            children = sorted(directory.iterdir(), key=_natural)
+            children = [child for child in path.iterdir() if not child.name.startswith(".")]
         except OSError:
-            yield directory  # becomes an `unreadable` failure when it is classified
-            return
-        for child in children:
-            if child.name.startswith("."):
-                continue
-            if not child.is_dir():
-                yield child
-                continue
-            real = os.path.realpath(child)
-            inside = child.is_symlink() and (real + os.sep).startswith(root_real + os.sep)
-            if real not in seen and not inside:
-                seen.add(real)
-                yield from visit(child)
-
-    yield from visit(root)
+            yield path  # becomes an `unreadable` failure when it is classified
+            continue
+        pending += sorted(children, key=_natural, reverse=True)
 
 
 def _natural(path: Path) -> tuple[list[tuple[int, int, str]], str]:

@@ -67,7 +67,11 @@ def _open(file: SourceFile) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of sizes that are checked below
-            return Image.open(file.path, formats=_DECODERS[file.kind])
+            image = Image.open(file.path, formats=_DECODERS[file.kind])
+            # with a name Pillow maps raw pixels into memory: a file that is cut off while it is
+            # read would then end the process by SIGBUS
+            image.filename = ""
+            return image
     except FileNotFoundError as error:
         raise Refused(Reason.NOT_FOUND, "no such file", Stage.READ) from error
     except PermissionError as error:
@@ -95,11 +99,18 @@ def _decoded(image: Image.Image, file: SourceFile) -> Pixels | Refused:
 
 
 def _refusal(error: Exception) -> Refused:
-    """What a decoder's exception means; its text only refines the reason of a refusal."""
+    """What a decoder's exception means; its text only refines the reason of a refusal.
+
+    What the machine did not give (memory, the disk's answer) is no fault of the file's.
+    """
     from PIL import Image
 
     text = str(error) or type(error).__name__
-    if isinstance(error, Image.DecompressionBombError | MemoryError):
+    if isinstance(error, MemoryError):
+        return Refused(Reason.UNREADABLE, "not enough memory to decode it", Stage.READ)
+    if isinstance(error, OSError) and error.errno is not None:
+        return Refused(Reason.UNREADABLE, error.strerror or text, Stage.READ)
+    if isinstance(error, Image.DecompressionBombError):
         return Refused(Reason.TOO_LARGE, text)
     if "truncated" in text.lower():
         return Refused(Reason.TRUNCATED, text)

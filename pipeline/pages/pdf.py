@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pypdfium2 import PdfDocument
 
 POINTS_PER_INCH = 72
-_PASSWORD_ERROR, _SECURITY_ERROR = 4, 5  # FPDF_ERR_PASSWORD, FPDF_ERR_SECURITY
+_FILE_ERROR, _PASSWORD_ERROR, _SECURITY_ERROR = 2, 4, 5  # FPDF_ERR_FILE and so on
 
 # PDFium keeps global state: two threads in it at once give errors on good files, or a crash.
 _pdfium = threading.Lock()
@@ -53,6 +53,8 @@ def _open(file: SourceFile) -> PdfDocument:
     except FileNotFoundError as error:
         raise Refused(Reason.NOT_FOUND, "no such file", Stage.READ) from error
     except PdfiumError as error:
+        if getattr(error, "err_code", None) == _FILE_ERROR:
+            raise Refused(Reason.UNREADABLE, str(error), Stage.READ) from error
         locked = getattr(error, "err_code", None) in (_PASSWORD_ERROR, _SECURITY_ERROR)
         raise Refused(Reason.ENCRYPTED if locked else Reason.CORRUPT, str(error)) from error
     # without forms the values in fields are missing; a broken form must not cost the page
@@ -80,5 +82,7 @@ def _rendered(document: PdfDocument, number: int, dpi: int) -> Pixels | Refused:
             return rgb
     except Refused as refused:
         return refused
+    except MemoryError:
+        return Refused(Reason.UNREADABLE, "not enough memory to render it", Stage.READ)
     except Exception as error:  # PDFium on damaged data; it costs this page only
         return Refused(Reason.CORRUPT, str(error) or type(error).__name__)
