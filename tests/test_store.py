@@ -278,6 +278,23 @@ def test_a_write_that_fails_stops_with_path_and_hint(
     assert not [path for path in store.root.rglob("*") if path.is_file()]
 
 
+def test_a_directory_in_the_place_of_an_entry_is_an_error_and_no_hit(store: Store) -> None:
+    key = entry().footer.key
+    store.path(key).mkdir(parents=True)
+    assert not store.has(key)
+    with pytest.raises(StoreError) as error:
+        store.put(entry())
+    assert error.value.hint == "a directory stands where a file should be; move it away"
+    assert not [path for path in store.root.rglob("*") if path.is_file()]
+
+
+def test_a_cache_of_an_impossible_name_is_an_error(tmp_path: Path) -> None:
+    store = Store(tmp_path / ("a" * 300), TOWER)
+    assert not store.has(entry().footer.key)
+    with pytest.raises(StoreError, match="File name too long"):
+        store.put(entry())
+
+
 def test_a_cache_that_is_no_directory_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StoreError) as error:
@@ -360,9 +377,15 @@ def test_a_manifest_that_says_the_same_is_not_written_again(store: Store) -> Non
     assert store.manifest("d" * 64, "r") == Manifest(False, MANIFEST.pages[:1])
 
 
+PAGE = b'{"page":%d,"pixels":"d","height_px":%d,"width_px":1}'
+DAMAGED_PAGES = [b"{}", b"", PAGE % (2, 1), PAGE % (1, 0), PAGE % (1, 1) + b"," + PAGE % (1, 1)]
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"{}", b'{"format_version":9}', b'{"format_version":1,"pages":[{}]}'],
+    [b"", b"{", b"[]", b"{}", b"[" * 100_000, b'{"format_version":9}']
+    + [b'{"format_version":1,"paged":true,"pages":[%b]}' % pages for pages in DAMAGED_PAGES],
+    ids=range(6 + len(DAMAGED_PAGES)),
 )
 def test_a_damaged_manifest_is_a_miss_and_a_problem(tmp_path: Path, content: bytes) -> None:
     store = Store(tmp_path, TOWER)

@@ -10,6 +10,7 @@ from pipeline.errors import Failure, Reason, Stage
 from pipeline.keys import canonical_json
 
 MANIFEST_VERSION = 1
+DAMAGE = (ValueError, KeyError, TypeError, AssertionError, RecursionError)  # from `from_json`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,14 @@ def to_json(manifest: Manifest) -> bytes:
 
 
 def from_json(data: bytes) -> Manifest:
-    """The manifest in a file's content; raises ValueError, KeyError or TypeError."""
+    """The manifest in a file's content; raises one of `DAMAGE`."""
     record = json.loads(data)
     if record["format_version"] != MANIFEST_VERSION:
         raise ValueError(f"format version {record['format_version']}")
-    return Manifest(bool(record["paged"]), tuple(_page_of(page) for page in record["pages"]))
+    pages = tuple(_page_of(page) for page in record["pages"])
+    if not pages or [page.page for page in pages] not in ([None], list(range(1, len(pages) + 1))):
+        raise ValueError("its pages are not in order")
+    return Manifest(bool(record["paged"]), pages)
 
 
 def _page_to_record(page: PageRecord | Failure) -> dict[str, Any]:
@@ -73,6 +77,7 @@ def _page_of(record: dict[str, Any]) -> PageRecord | Failure:
     if "reason" in record:
         stage, reason = Stage(record["stage"]), Reason(record["reason"])
         return Failure(None, record["page"], stage, reason, record["detail"])
-    return PageRecord(
-        int(record["page"]), record["pixels"], int(record["height_px"]), int(record["width_px"])
-    )
+    height_px, width_px = int(record["height_px"]), int(record["width_px"])
+    if not isinstance(record["pixels"], str) or min(height_px, width_px) < 1:
+        raise ValueError(f"page {record['page']} can't be such a page")
+    return PageRecord(int(record["page"]), record["pixels"], height_px, width_px)

@@ -18,6 +18,8 @@ _HINTS = {
     errno.EPERM: "check the directory's owner, or choose another with `--cache DIR`",
     errno.EROFS: "the file system is read-only; choose another directory with `--cache DIR`",
     errno.ENOTDIR: "a file stands where a directory should be; move it away",
+    errno.EISDIR: "a directory stands where a file should be; move it away",
+    errno.ENOTEMPTY: "a directory stands where a file should be; move it away",
     errno.EEXIST: "a file stands where a directory should be; move it away",
 }
 
