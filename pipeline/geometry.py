@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pipeline.errors import UsageError
 
 MAX_ASPECT_RATIO = 200
+MAX_MIN_PIXELS = 100_000_000  # no page is enlarged beyond what may be decoded
 
 Grid = tuple[int, int, int]
 
@@ -41,6 +42,10 @@ class PixelBudget:
             raise UsageError(
                 f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}",
                 "give both `--min-pixels` and `--max-pixels`, the smaller one first",
+            )
+        if self.min_pixels > MAX_MIN_PIXELS:
+            raise UsageError(
+                f"min_pixels {self.min_pixels} is above {MAX_MIN_PIXELS:,}", "lower `--min-pixels`"
             )
         if self.max_pixels < self.factor**2:
             raise UsageError(

@@ -270,6 +270,26 @@ def test_a_bad_embedding_costs_its_page_and_is_not_stored(
     assert counts(encode_pages([docs], target)) == {"encoded": 1, "cached": 3, "skipped": 1}
 
 
+def test_a_page_that_memory_does_not_hold_at_model_size_costs_itself(
+    target: Target, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(target.family)
+    original = kind.resize
+
+    def resize(family: Any, rgb: Any, height_px: int, *more: Any) -> Any:
+        if height_px == 64:
+            raise RuntimeError("can't allocate memory\nException raised from alloc_cpu")
+        return original(family, rgb, height_px, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "resize", resize)
+        report = encode_pages([docs], target)
+    failure = report.failures[0]
+    assert (failure.reason, failure.detail) == (Reason.TOWER_ERROR, "can't allocate memory")
+    assert failure.retryable
+    assert counts(encode_pages([docs], target)).keys() == {"encoded", "cached", "skipped"}
+
+
 def test_a_cache_that_cannot_be_written_stops_the_run(
     target: Target, docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,8 +505,29 @@ def test_a_job_that_cannot_be_written_is_an_error(
     assert result.stderr.startswith(f"Error: can't write `{tmp_path / 'file' / 'job.jsonl'}`: ")
 
 
-def test_a_schema_is_checked_before_anything_is_encoded(docs: Path, tmp_path: Path) -> None:
-    (tmp_path / "schema.json").write_text("[1")
+def test_a_job_replaces_no_page(docs: Path, tmp_path: Path) -> None:
+    page = docs / "a.png"
+    before = page.read_bytes()
+    result = run("encode", docs, "--cache", tmp_path / "cache", "--job", page, "--prompt", "Read.")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        f"Error: `{page}` is there already and is no job file\n\nhint: "
+    )
+    assert page.read_bytes() == before and not (tmp_path / "cache").exists()
+
+
+def test_a_prompt_that_is_no_text_is_refused(docs: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_bytes(b"\xff")
+    for prompt in ("bad \udcff", tmp_path / "prompt.txt"):
+        result = run("encode", docs, "--job", tmp_path / "job.jsonl", "--prompt", prompt)
+        assert result.exit_code == 2 and "can't read the prompt" in result.stderr
+
+
+@pytest.mark.parametrize("content", ["[1", "[]", '{"a": NaN}', '{"a": "\\ud800"}', "[" * 100_000])
+def test_a_schema_is_checked_before_anything_is_encoded(
+    docs: Path, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "schema.json").write_text(content)
     result = run(
         "encode",
         docs,
@@ -499,7 +540,7 @@ def test_a_schema_is_checked_before_anything_is_encoded(docs: Path, tmp_path: Pa
         "--schema",
         tmp_path / "schema.json",
     )
-    assert result.exit_code == 2 and "can't read the schema" in result.stderr
+    assert result.exit_code == 2 and "the schema `" in result.stderr
     assert not (tmp_path / "cache").exists()
 
 

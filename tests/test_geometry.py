@@ -139,6 +139,8 @@ def test_a_page_too_long_is_refused_with_its_ratio(size: tuple[int, int]) -> Non
     ],
 )
 def test_an_impossible_budget_is_refused(budget: tuple[int, int, int, int], message: str) -> None:
+    with pytest.raises(UsageError, match="min_pixels 1000000000 is above 100,000,000"):
+        PixelBudget(16, 2, 10**9, 10**400)
     with pytest.raises(UsageError) as error:
         PixelBudget(*budget)
     assert error.value.message == message

@@ -5,8 +5,10 @@ Command modules are imported when their command is called, so that `--help` need
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
+import os
 from typing import Any, NoReturn
 
 import click
@@ -43,6 +45,7 @@ class CommandTable(click.Group):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
+        _open_standard_streams()
         try:
             return super().invoke(ctx)
         except PipelineError as error:
@@ -50,12 +53,26 @@ class CommandTable(click.Group):
         except KeyboardInterrupt:
             hint = "the same command goes on where this one stopped"
             _leave("stopped by a signal", hint, ExitCode.STOPPED)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output has gone; click ends quietly
+                raise
+            where = "" if error.filename is None else f"`{error.filename}`: "
+            _leave(f"{where}{error.strerror or error}", "", ExitCode.ERROR)
 
 
 def _is_there(name: str) -> bool:
     """True if the command's module is part of this version."""
     module = COMMANDS[name][0].partition(":")[0]
     return importlib.util.find_spec(module) is not None
+
+
+def _open_standard_streams() -> None:
+    """A closed descriptor 0, 1 or 2 would go to the next file opened, and messages into it."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _leave(message: str, hint: str, code: ExitCode) -> NoReturn:

@@ -86,4 +86,6 @@ def say_model(model: str | None, quiet: bool) -> None:
 
 def printable(name: str) -> str:
     """A file name on one line that any terminal takes."""
-    return name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in name
+    )

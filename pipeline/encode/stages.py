@@ -221,12 +221,23 @@ def resize(
 ) -> Iterator[Resized | Done | Failure]:
     """Pages that must be encoded, at model size."""
     for page in pages:
-        if isinstance(page, Placed):
-            assert page.read.rgb is not None, page.key
-            rgb = target.family.resize(page.read.rgb, page.height_px, page.width_px, target.spec)
-            yield Resized(page, rgb)
-        else:
-            yield page
+        yield _resized(page, target) if isinstance(page, Placed) else page
+
+
+def _resized(page: Placed, target: Target) -> Resized | Failure:
+    assert page.read.rgb is not None, page.key
+    try:
+        rgb = target.family.resize(page.read.rgb, page.height_px, page.width_px, target.spec)
+    except (RuntimeError, MemoryError) as error:
+        return _tower_error(page, error)
+    return Resized(page, rgb)
+
+
+def _tower_error(page: Placed, error: Exception) -> Failure:
+    """The failure of a page for which torch lacks memory, or that it can't compute."""
+    detail = (str(error) or type(error).__name__).splitlines()[0]
+    file, number = str(page.read.file.path), page.read.page
+    return Failure(file, number, Stage.ENCODE, Reason.TOWER_ERROR, detail, retryable=True)
 
 
 def run_tower(
@@ -248,10 +259,7 @@ def _embedded(page: Resized, tower: Tower, target: Target) -> Encoded | Failure:
     try:
         bits = _bfloat16_bits(tower.encode(page.rgb))
     except (RuntimeError, MemoryError) as error:
-        detail = str(error) or type(error).__name__
-        return Failure(
-            str(read.file.path), read.page, Stage.ENCODE, Reason.TOWER_ERROR, detail, retryable=True
-        )
+        return _tower_error(page.placed, error)
     entry = Entry.from_bits(
         bits,
         key=page.placed.key,
@@ -287,7 +295,4 @@ def put(
 ) -> Iterator[Done | Failure]:
     """Embeddings written to the cache; a write that fails raises StoreError."""
     for page in pages:
-        if isinstance(page, Encoded):
-            yield _done(page.placed, spec, store.put(page.entry))
-        else:
-            yield page
+        yield _done(page.placed, spec, store.put(page.entry)) if isinstance(page, Encoded) else page
