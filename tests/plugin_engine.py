@@ -3,8 +3,8 @@
     python tests/plugin_engine.py answers.json < asked.json
 
 asked: {"options": {…of LLM…}, "requests": {name: messages}}; answers.json: {"answers": {name:
-answer}, "reports": […]}, an answer being {"tokens": […]} or {"error": text}. Not on standard
-output: the engine's processes log there.
+answer}, "reports": […]}, an answer being {"tokens": […], "logprobs": […]} (of those tokens) or
+{"error": text}. Not on standard output: the engine's processes log there.
 """
 
 from __future__ import annotations
@@ -75,12 +75,15 @@ def main() -> None:
 def _answer(llm: Any, messages: list[Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, logprobs=1)
     try:
         (output,) = llm.chat(messages, sampling, use_tqdm=False)
     except Exception as error:
         return {"error": str(error)}
-    return {"tokens": list(output.outputs[0].token_ids)}
+    answer = output.outputs[0]
+    tokens = list(answer.token_ids)
+    chosen = [step[token].logprob for step, token in zip(answer.logprobs, tokens, strict=True)]
+    return {"tokens": tokens, "logprobs": chosen}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""Pages for the plugin's tests, and what transformers' own tower makes of them."""
+"""Pages for the plugin's tests, what transformers' own tower makes of them, and chat parts."""
 
 from __future__ import annotations
 
+import base64
+import io
 from pathlib import Path
+from typing import Any
 
 import torch
 from checkpoints import load_weights
@@ -35,3 +38,19 @@ def embed(checkpoint: Path, image: Image.Image) -> Embedding:
         output = tower(inputs["pixel_values"], inputs["image_grid_thw"])
     rows = torch.cat([output.pooler_output, *output.deepstack_features], dim=1)
     return rows, inputs["image_grid_thw"][0].tolist()
+
+
+def ask_about(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    text = {"type": "text", "text": "Read the page."}
+    return [{"role": "user", "content": [*parts, text]}]
+
+
+def rows_part(rows: torch.Tensor, grid: list[int]) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save(rows.clone().contiguous(), buffer)
+    return embeds_part(base64.b64encode(buffer.getvalue()).decode(), grid)
+
+
+def embeds_part(value: str, grid: list[int]) -> dict[str, Any]:
+    embeds = {"image_embeds": value, "image_grid_thw": grid}
+    return {"type": "image_embeds", "image_embeds": embeds}

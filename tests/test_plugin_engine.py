@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 from checkpoints import make_qwen3_vl
 from plugin_engine import ENVIRONMENT, ask
-from plugin_pages import Embedding, embed, page
+from plugin_pages import Embedding, ask_about, embed, embeds_part, page, rows_part
 
 from pipeline.geometry import PixelBudget
 from pipeline.keys import DecodeRules, EncodeSpec
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.engine
 
 SEED = 3
 HIDDEN = 64
+SAME, DIFFERENT = 1e-4, 1e-2  # log-probabilities of float32 engines
 TOWER = "f" * 64
 SPEC = EncodeSpec(
     family="qwen3_vl",
@@ -54,11 +56,6 @@ SETS = {"a": "a", "b": "b", "a+b": "ab"}  # pages of one request
 # -- requests -----------------------------------------------------------------------------------
 
 
-def ask_about(*parts: dict[str, Any]) -> list[dict[str, Any]]:
-    text = {"type": "text", "text": "Read the page."}
-    return [{"role": "user", "content": [*parts, text]}]
-
-
 def image_part(name: str) -> dict[str, Any]:
     buffer = io.BytesIO()
     PAGES[name].save(buffer, "PNG")
@@ -66,15 +63,8 @@ def image_part(name: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def rows_part(rows: torch.Tensor, grid: list[int]) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    torch.save(rows.clone().contiguous(), buffer)
-    return embeds_part(base64.b64encode(buffer.getvalue()).decode(), grid)
-
-
-def embeds_part(value: str, grid: list[int]) -> dict[str, Any]:
-    embeds = {"image_embeds": value, "image_grid_thw": grid}
-    return {"type": "image_embeds", "image_embeds": embeds}
+def zero_deepstack(rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([rows[:, :HIDDEN], torch.zeros_like(rows[:, HIDDEN:])], dim=1)
 
 
 # -- what the engines are asked -----------------------------------------------------------------
@@ -159,12 +149,11 @@ def native(checkpoint: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def absent(checkpoint: Path, embeddings: dict[str, Embedding], shelf: Shelf) -> dict[str, Any]:
     rows, grid = embeddings["a"]
-    zeroed = torch.cat([rows[:, :HIDDEN], torch.zeros_like(rows[:, HIDDEN:])], dim=1)
     halves = {name: (rows.to(torch.bfloat16), grid) for name, (rows, grid) in embeddings.items()}
     requests = shelf.requests() | {
         "uuid": ask_about(shelf.part("b", uuid=shelf.keys["b"])),
         "uuid again": ask_about(shelf.part("b", uuid=shelf.keys["b"])),
-        "zeroed deepstack": ask_about(rows_part(zeroed, grid)),
+        "zeroed deepstack": ask_about(rows_part(zero_deepstack(rows), grid)),
         "main columns only": ask_about(rows_part(rows[:, :HIDDEN], grid)),
         "a row too few": ask_about(rows_part(rows[1:], grid)),
         "not finite": ask_about(rows_part(rows / 0, grid)),
@@ -207,22 +196,33 @@ def batch(checkpoint: Path, shelf: Shelf, tmp_path_factory: pytest.TempPathFacto
 # -- answers ------------------------------------------------------------------------------------
 
 
+def furthest(first: dict[str, Any], second: dict[str, Any]) -> float:
+    """Largest log-probability difference of two answers; infinite where a token differs."""
+    if first["tokens"] != second["tokens"]:
+        return math.inf
+    pairs = zip(first["logprobs"], second["logprobs"], strict=True)
+    return max(abs(a - b) for a, b in pairs)
+
+
 def test_embeddings_without_the_tower_answer_as_images_do(
     native: dict[str, Any], absent: dict[str, Any]
 ) -> None:
     expected = native["answers"]
-    assert {name: absent["answers"][f"float32 {name}"] for name in SETS} == expected
+    for name in SETS:
+        assert furthest(absent["answers"][f"float32 {name}"], expected[name]) < SAME, name
     assert len({tuple(answer["tokens"]) for answer in expected.values()}) == len(SETS)
 
 
 def test_references_answer_as_the_same_rows_inline(absent: dict[str, Any]) -> None:
     answers = absent["answers"]
-    assert [answers[name] for name in SETS] == [answers[f"bfloat16 {name}"] for name in SETS]
-    assert answers["uuid"] == answers["uuid again"] == answers["b"]
+    for name in SETS:
+        assert furthest(answers[name], answers[f"bfloat16 {name}"]) < SAME, name
+    assert furthest(answers["uuid"], answers["b"]) < SAME
+    assert furthest(answers["uuid again"], answers["b"]) < SAME
 
 
 def test_deepstack_rows_matter(native: dict[str, Any], absent: dict[str, Any]) -> None:
-    assert absent["answers"]["zeroed deepstack"]["tokens"] != native["answers"]["a"]["tokens"]
+    assert furthest(absent["answers"]["zeroed deepstack"], native["answers"]["a"]) > DIFFERENT
 
 
 @pytest.mark.parametrize(
@@ -276,12 +276,20 @@ def test_the_batch_runner_answers_and_reports_alike(batch: Path, absent: dict[st
 
 @pytest.mark.check
 def test_moe_embeddings_without_the_tower_answer_as_images_do(tmp_path: Path) -> None:
-    checkpoint = make_qwen3_vl(tmp_path / "model", seed=SEED, moe=True, dtype=torch.float32)
+    # a seed whose three answers differ; most random nets of this size repeat one token
+    checkpoint = make_qwen3_vl(tmp_path / "model", seed=8, moe=True, dtype=torch.float32)
+    embeddings = {name: embed(checkpoint, image) for name, image in PAGES.items()}
     images = {name: ask_about(*map(image_part, pages)) for name, pages in SETS.items()}
-    rows = {name: rows_part(*embed(checkpoint, image)) for name, image in PAGES.items()}
-    embeds = {name: ask_about(*map(rows.get, pages)) for name, pages in SETS.items()}
+    embeds = {
+        name: ask_about(*[rows_part(*embeddings[page]) for page in pages])
+        for name, pages in SETS.items()
+    }
+    rows, grid = embeddings["a"]
+    embeds["zeroed"] = ask_about(rows_part(zero_deepstack(rows), grid))
     native = ask(checkpoint, images, tower=True)
     absent = ask(checkpoint, embeds, tower=False)
-    assert absent["answers"] == native["answers"]
+    for name in SETS:
+        assert furthest(absent["answers"][name], native["answers"][name]) < SAME, name
+    assert furthest(absent["answers"]["zeroed"], native["answers"]["a"]) > DIFFERENT
     assert len({tuple(answer["tokens"]) for answer in native["answers"].values()}) == len(SETS)
     assert absent["reports"][0]["class"] == "StageMissingLayer"
