@@ -99,6 +99,7 @@ def test_towers_where_they_should_be_pass() -> None:
         ([], SOURCE, "no worker reported"),
         ([ABSENT, LOADED], SOURCE, "should be absent, found Qwen3_VisionTransformer with 9"),
         ([ABSENT], NATIVE, "should be loaded"),
+        ([ABSENT | {"class": None}], SOURCE, "should be absent, found None"),
         ([ABSENT | {"deepstack": False}], SOURCE, "would drop the DeepStack features"),
     ],
 )

@@ -1,5 +1,7 @@
 """The main job on the real vLLM: cached embeddings in, answers out, tower absent."""
 
+import base64
+import io
 import json
 import os
 import signal
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from conftest import COMMAND, Pipeline, accuracy, results_of, texts_of, truth_of
 
 pytestmark = pytest.mark.engine
@@ -81,8 +84,13 @@ def test_bad_lines_and_bad_bytes_cost_nothing_else(work: Path, pipeline: Pipelin
     gone = json.loads(job.read_text().splitlines()[1])
     gone["custom_id"] = "gone"
     gone["body"]["messages"][0]["content"][1]["image_url"]["url"] = "pages/none.png"
+    narrow = json.loads(job.read_text().splitlines()[2])
+    narrow["custom_id"] = "narrow"
+    narrow["body"]["messages"][0]["content"].append(inline_part(rows=4, width=128))
     with job.open("a") as file:
-        file.write(f"{json.dumps(too_long)}\n{json.dumps(gone)}\nnot json\n")
+        for record in (too_long, gone, narrow):
+            file.write(json.dumps(record) + "\n")
+        file.write("not json\n")
     keys = {
         name: record["pipeline"]["pages"][0]["key"]
         for name, record in results_of(work / "job.jsonl").items()
@@ -99,7 +107,7 @@ def test_bad_lines_and_bad_bytes_cost_nothing_else(work: Path, pipeline: Pipelin
     done = pipeline("run", "faults.jsonl", "--dtype", "float32", "--json", cwd=work, code=3)
 
     report = json.loads(done.stdout)
-    assert (report["requests"], report["succeeded"], report["failed"]) == (13, 10, 3)
+    assert (report["requests"], report["succeeded"], report["failed"]) == (14, 10, 4)
     texts = texts_of(job)
     assert texts == {name: before[name] for name in texts}, "a flipped byte is never an answer"
     errors = [
@@ -108,9 +116,10 @@ def test_bad_lines_and_bad_bytes_cost_nothing_else(work: Path, pipeline: Pipelin
     assert {error.get("custom_id"): (error["stage"], error["reason"]) for error in errors} == {
         "too long": ("engine", "rejected"),
         "gone": ("read", "not_found"),
+        "narrow": ("engine", "rejected"),
         None: ("validate", "bad_line"),
     }
-    assert "faults.jsonl:13: not valid JSON" in done.stderr
+    assert "faults.jsonl:14: not valid JSON" in done.stderr
     assert len(list((work / "cache" / "quarantine").glob("*.parquet"))) == 1
 
 
@@ -178,6 +187,17 @@ def test_with_the_deepstack_rows_zeroed_reading_suffers(work: Path, pipeline: Pi
     truth = {name: text for name, text in truth_of(work / "pages").items() if name in texts_of(job)}
     whole = accuracy(texts_of(work / "job.jsonl"), truth)
     assert accuracy(texts_of(job), truth) < whole - 0.05
+
+
+def inline_part(*, rows: int, width: int) -> dict:
+    """Rows without their DeepStack columns: beside a whole page vLLM would pad them with zeros."""
+    buffer = io.BytesIO()
+    torch.save(torch.ones(rows, width, dtype=torch.bfloat16), buffer)
+    inline = base64.b64encode(buffer.getvalue()).decode()
+    return {
+        "type": "image_embeds",
+        "image_embeds": {"image_embeds": inline, "image_grid_thw": [1, 4, rows]},
+    }
 
 
 def make(directory: Path) -> Path:

@@ -19,7 +19,8 @@ class ModelSource:
 
     `modalities` are the ones that the family has; each is limited to none, or its tower would
     be loaded or profiled after all. `native` loads the tower and takes images instead.
-    `deepstack` tells whether the embeddings carry DeepStack features.
+    `row_width` is that of the family's embeddings; `deepstack` tells whether they carry
+    DeepStack features.
     """
 
     path: Path
@@ -27,6 +28,7 @@ class ModelSource:
     cache: Path
     tower_fingerprint: str
     modalities: tuple[str, ...] = ("image", "video")
+    row_width: int = 0
     deepstack: bool = False
     native: bool = False
     images_per_prompt: int = 8
@@ -74,6 +76,7 @@ def engine_environment(model: ModelSource, options: EngineOptions) -> dict[str, 
         "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,
         "PIPELINE_CONNECTOR_CACHE": str(model.cache.resolve()),
         "PIPELINE_CONNECTOR_TOWER": model.tower_fingerprint,
+        "PIPELINE_CONNECTOR_WIDTH": str(model.row_width or ""),
         "PIPELINE_DIE_WITH_PARENT": "1",
         "PYTHONUNBUFFERED": "1",
     }

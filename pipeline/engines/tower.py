@@ -20,7 +20,7 @@ def check_tower(reports: list[dict[str, Any]], model: ModelSource) -> None:
             "is the `pipeline` package installed in the environment that runs vLLM?",
         )
     for report in reports:
-        if (int(report["parameters"]) > 0) != model.native:
+        if report["class"] is None or (int(report["parameters"]) > 0) != model.native:
             found = f"{report['class']} with {report['parameters']} parameters"
             raise PipelineError(
                 f"the vision tower should be {'loaded' if model.native else 'absent'}, "

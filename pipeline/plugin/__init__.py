@@ -18,6 +18,7 @@ WORKER_EXTENSION = "pipeline.plugin.probe.TowerProbe"  # for worker_extension_cl
 
 ENV_CACHE = "PIPELINE_CONNECTOR_CACHE"  # the cache directory that references point into
 ENV_TOWER = "PIPELINE_CONNECTOR_TOWER"  # the tower fingerprint that they belong to
+ENV_WIDTH = "PIPELINE_CONNECTOR_WIDTH"  # values per row of the model's embeddings
 ENV_DIE_WITH_PARENT = "PIPELINE_DIE_WITH_PARENT"  # set by our drivers for their own engines
 ENV_TOWER_REPORT = "PIPELINE_TOWER_REPORT"  # a directory: each worker writes its report there
 

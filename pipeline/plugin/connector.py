@@ -16,7 +16,7 @@ import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media.connector import MediaConnector, global_thread_pool
 
-from pipeline.plugin import ENV_CACHE, ENV_TOWER
+from pipeline.plugin import ENV_CACHE, ENV_TOWER, ENV_WIDTH
 
 PREFIX = "cache:"
 BAD_ENTRY = "bad_cache_entry"  # `bad_cache_entry:<key>: why`: re-encode the page and try again
@@ -34,16 +34,30 @@ class CacheConnector(MediaConnector):
         Raises VLLMValidationError, which fails this request alone.
         """
         if not data.startswith(PREFIX):
-            return super().fetch_image_embedding(data)
+            return _of_this_width(super().fetch_image_embedding(data))
         return load_rows(data.removeprefix(PREFIX))
 
     async def fetch_image_embedding_async(self, data: str) -> torch.Tensor:
         """The same for vLLM's servers; reads in a thread, so that decoding goes on."""
         if not data.startswith(PREFIX):
-            return await super().fetch_image_embedding_async(data)
+            return _of_this_width(await super().fetch_image_embedding_async(data))
         loop = asyncio.get_running_loop()
         key = data.removeprefix(PREFIX)
         return await loop.run_in_executor(global_thread_pool, load_rows, key)
+
+
+def _of_this_width(rows: torch.Tensor) -> torch.Tensor:
+    """Inline rows, refused if they are not as wide as the model's.
+
+    vLLM pads the parts of one request to the widest of them, so a narrow one next to a whole one
+    would be answered, without its DeepStack columns.
+    """
+    width = os.environ.get(ENV_WIDTH)
+    if width and (rows.ndim != 2 or rows.shape[1] != int(width)):
+        raise VLLMValidationError(
+            f"bad_embedding: shape {tuple(rows.shape)} instead of (rows, {width})"
+        )
+    return rows
 
 
 def load_rows(key: str) -> torch.Tensor:

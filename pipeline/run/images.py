@@ -67,6 +67,7 @@ class OpenPages:
             served_names=served_names,
             cache=target.store.root,
             tower_fingerprint=target.store.tower_fingerprint,
+            row_width=family.row_width(config),
             deepstack=family.row_width(config) > family.text_hidden_size(config),
             native=native,
         )
