@@ -124,6 +124,18 @@ def test_directories_may_nest_deeper_than_calls(tmp_path: Path) -> None:
     assert [file.path.name for file in found.files] == ["below.png", "page.png"]
 
 
+def test_a_tiff_is_decoded_from_bytes_of_our_own(tmp_path: Path) -> None:
+    """libtiff maps a file; one that is cut off meanwhile would end the process."""
+    frames = [scene(), scene(64, 32)]
+    frames[0].save(
+        tmp_path / "a.tif", save_all=True, append_images=frames[1:], compression="tiff_lzw"
+    )
+    pages = decode_pages(SourceFile(tmp_path / "a.tif", "tiff"))
+    assert isinstance(next(pages), Page)
+    os.truncate(tmp_path / "a.tif", 100)
+    assert [isinstance(page, Page) for page in pages] == [True]
+
+
 @pytest.mark.parametrize("kind", ["tif", "bmp"])
 def test_a_file_cut_off_while_it_is_decoded_does_not_end_the_process(
     tmp_path: Path, kind: str

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,11 +29,12 @@ _DECODERS = {
     "heic": ["HEIF"],
 }
 _ORIENTATION_TAG = 0x0112
+_MAX_COPIED_BYTES = 1 << 28
 
 
 def image_pages(file: SourceFile, only: frozenset[int] | None) -> Outcomes:
     """The images of a file, numbered from 1; raises Refused where the file as a whole fails."""
-    with _open(file) as image:
+    with _open(file, _source(file)) as image:
         if not file.paged:
             pixels = _decoded(image, file)
             if isinstance(pixels, Refused):
@@ -54,28 +57,35 @@ def image_pages(file: SourceFile, only: frozenset[int] | None) -> Outcomes:
 
 def count_frames(file: SourceFile) -> int:
     """Frames of a TIFF; raises Refused where its directories can't be followed."""
-    with _open(file) as image:
+    with _open(file, file.path) as image:
         try:
             return int(getattr(image, "n_frames", 1))
         except Exception as error:  # as in `image_pages`
             raise _refusal(error) from error
 
 
-def _open(file: SourceFile) -> Image.Image:
+def _source(file: SourceFile) -> Path | io.BytesIO:
+    """What to decode a file from: libtiff maps a file into memory, so give it bytes of ours.
+
+    A mapped file that is cut off while it is read ends the process by SIGBUS.
+    """
+    try:
+        if file.kind == "tiff" and file.path.stat().st_size <= _MAX_COPIED_BYTES:
+            return io.BytesIO(file.path.read_bytes())
+    except (OSError, MemoryError) as error:
+        raise _refusal(error) from error
+    return file.path
+
+
+def _open(file: SourceFile, source: Path | io.BytesIO) -> Image.Image:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of sizes that are checked below
-            image = Image.open(file.path, formats=_DECODERS[file.kind])
-            # with a name Pillow maps raw pixels into memory: a file that is cut off while it is
-            # read would then end the process by SIGBUS
-            image.filename = ""
+            image = Image.open(source, formats=_DECODERS[file.kind])
+            image.filename = ""  # with a name Pillow maps raw pixels into memory, see `_source`
             return image
-    except FileNotFoundError as error:
-        raise Refused(Reason.NOT_FOUND, "no such file", Stage.READ) from error
-    except PermissionError as error:
-        raise Refused(Reason.UNREADABLE, error.strerror or "no permission", Stage.READ) from error
     except (UnidentifiedImageError, KeyError) as error:
         reason = Reason.UNSUPPORTED if file.kind in ("heic", "avif") else Reason.CORRUPT
         raise Refused(reason, f"no decoder reads this {file.kind} file") from error
@@ -106,6 +116,8 @@ def _refusal(error: Exception) -> Refused:
     from PIL import Image
 
     text = str(error) or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        return Refused(Reason.NOT_FOUND, "no such file", Stage.READ)
     if isinstance(error, MemoryError):
         return Refused(Reason.UNREADABLE, "not enough memory to decode it", Stage.READ)
     if isinstance(error, OSError) and error.errno is not None:
