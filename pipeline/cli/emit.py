@@ -51,20 +51,7 @@ class ByteSize(click.ParamType):
 @options.model_options
 @options.cache_option
 @options.pixel_options
-@click.option(
-    "--base",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Where relative image paths start.  [default: the job file's directory]",
-)
-@click.option(
-    "--root",
-    "roots",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Images must lie below here; may be repeated.  [default: the job's and this directory]",
-)
+@options.place_options
 @click.option("--no-encode", is_flag=True, help="Leave out pages that are not in the cache.")
 @options.output_options
 def emit(job: Path, as_json: bool, quiet: bool, **values: Any) -> None:

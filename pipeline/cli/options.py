@@ -70,6 +70,24 @@ def pixel_options(command: Command) -> Command:
     return command
 
 
+def place_options(command: Command) -> Command:
+    """--base and --root: where a job's images may lie."""
+    command = click.option(
+        "--root",
+        "roots",
+        multiple=True,
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        metavar="DIR",
+        help="Images must lie below here; may be repeated.  [default: of the job, and the current]",
+    )(command)
+    return click.option(
+        "--base",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        metavar="DIR",
+        help="Where relative image paths start.  [default: the job file's directory]",
+    )(command)
+
+
 def output_options(command: Command) -> Command:
     """--json and --quiet."""
     command = click.option("--quiet", "-q", is_flag=True, help="No progress, no summary.")(command)

@@ -29,20 +29,7 @@ _FAILURES_SHOWN = 20
 @options.model_options
 @options.cache_option
 @options.pixel_options
-@click.option(
-    "--base",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Where relative image paths start.  [default: the job file's directory]",
-)
-@click.option(
-    "--root",
-    "roots",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Images must lie below here; may be repeated.  [default: the job's and this directory]",
-)
+@options.place_options
 @click.option("--served-name", metavar="NAME", help="Name of the model in the job and answers.")
 @click.option("--no-encode", is_flag=True, help="Refuse pages that are not in the cache.")
 @click.option("--strict", is_flag=True, help="Refuse the whole job if a line is bad.")

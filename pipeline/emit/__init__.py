@@ -30,9 +30,8 @@ def emit_job(options: EmitOptions) -> EmitReport:
     started = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".emit-", dir=options.out) as work:
-        base = options.base or options.job.parent
-        roots = options.roots or (base, Path.cwd())
-        source = JobSource(options.job, base, roots, Path(work) / "attachments")
+        attachments = Path(work) / "attachments"
+        source = JobSource.of(options.job, options.base, options.roots, attachments)
         survey = survey_job(source)
         make_lines = native_lines if options.native else embedded_lines
         failures: list[Failure] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.emit.records import BatchLine, EmitOptions, batch_line
 from pipeline.errors import Failure, JobError, Reason, Stage
-from pipeline.jobs import Request
+from pipeline.jobs import Request, cache_key_of
 from pipeline.run.images import OpenPages, encode_apart, locate_images, open_pages
 from pipeline.run.line import served_names
 from pipeline.run.requests import RequestMaker
@@ -54,9 +54,10 @@ def _embedded(request: Request, pages: OpenPages, options: EmitOptions) -> Batch
     body = copy.deepcopy(request.body)
     for message in body["messages"]:
         for part in message["content"] if isinstance(message["content"], list) else []:
-            if part["type"] == "image_embeds":
-                key = part.pop("uuid")  # a name for this cache; elsewhere vLLM shall hash
-                part["image_embeds"]["image_embeds"] = inline(entries[key])
+            reference = cache_key_of(part)
+            if reference is not None:
+                del part["uuid"]  # a name for this cache; elsewhere vLLM shall hash
+                part["image_embeds"]["image_embeds"] = inline(entries[reference])
     return batch_line(request.custom_id, request.url, body)
 
 

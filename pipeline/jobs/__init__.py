@@ -5,7 +5,13 @@ Format: https://platform.openai.com/docs/api-reference/batch/request-input. An i
 the only fragment), a `file://` url or a `data:` url.
 """
 
-from pipeline.jobs.read import cache_part, inline_embedding_bytes, read_job, with_embeddings
+from pipeline.jobs.read import (
+    cache_key_of,
+    cache_part,
+    inline_embedding_bytes,
+    read_job,
+    with_embeddings,
+)
 from pipeline.jobs.records import (
     SUPPORTED_URLS,
     ImageReference,
@@ -23,6 +29,7 @@ __all__ = [
     "JobLine",
     "Request",
     "Result",
+    "cache_key_of",
     "cache_part",
     "check_job_path",
     "image_url",

@@ -252,3 +252,10 @@ def cache_part(key: str, grid: tuple[int, ...]) -> dict[str, Any]:
         # the key is a content hash, so vLLM need not hash the tensor again
         "uuid": key,
     }
+
+
+def cache_key_of(part: dict[str, Any]) -> str | None:
+    """The key in a part that `cache_part` made; None for any other part."""
+    held = part.get("image_embeds")
+    rows = held.get("image_embeds") if isinstance(held, dict) else None
+    return rows.removeprefix("cache:") if isinstance(rows, str) and rows[:6] == "cache:" else None

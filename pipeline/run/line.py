@@ -77,7 +77,8 @@ def run_job(options: RunOptions) -> RunReport:
     _check_job_file(options.job)
     with open_run_directory(run_directory_of(options.job)) as directory:
         guard.end_leftovers(directory.engine_record)
-        source = _source(options, directory)
+        attachments = directory.attachments
+        source = JobSource.of(options.job, options.base, options.roots, attachments)
         survey = survey_job(source)
         _refuse_bad_lines(survey, options)
         pages = open_pages(options.pages)
@@ -169,12 +170,6 @@ def _check_job_file(job: Path) -> None:
         raise UsageError(
             f"`{job}` has the name of a run directory", "name job files like jobs/nightly.jsonl"
         )
-
-
-def _source(options: RunOptions, directory: RunDirectory) -> JobSource:
-    base = options.base or options.job.parent
-    roots = options.roots or (base, Path.cwd())
-    return JobSource(options.job, base, roots, directory.attachments)
 
 
 def _refuse_bad_lines(survey: Survey, options: RunOptions) -> None:

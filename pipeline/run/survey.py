@@ -19,6 +19,14 @@ class JobSource:
     roots: tuple[Path, ...]
     attachments: Path
 
+    @classmethod
+    def of(
+        cls, job: Path, base: Path | None, roots: tuple[Path, ...], attachments: Path
+    ) -> JobSource:
+        """With the defaults: paths start at the job file, and stay below it or this directory."""
+        start = base or job.parent
+        return cls(job, start, roots or (start, Path.cwd()), attachments)
+
     def lines(self) -> Iterator[JobLine | Failure]:
         """Read the job file once more, a line at a time."""
         return read_job(self.path, base=self.base, roots=self.roots, attachments=self.attachments)
