@@ -68,12 +68,14 @@ class Batch:
 
     pixels: per image (B, height, width) float32 in -1..1
     ids: (B, L) int64, right-padded; targets: (B, L) next-token ids, IGNORED outside the answer
+    places: (answer tokens of the batch, 3) int64: page, line and column of each target
     slots: per image (B, T, SLOTS, 5) int64: own, previous, next character, line, column
     """
 
     pixels: list[torch.Tensor]
     ids: torch.Tensor
     targets: torch.Tensor
+    places: torch.Tensor
     slots: list[torch.Tensor]
 
 
@@ -125,6 +127,7 @@ def _batch(rows: list[tuple[list[int], int]], pages: list[list[Page]]) -> Batch:
         ],
         ids,
         targets,
+        torch.tensor([place for row, answer in rows for place in answer_places(row[answer:])]),
         [torch.from_numpy(np.stack([slot_labels(page) for page in image])) for image in by_image],
     )
 
@@ -231,6 +234,21 @@ def _requests(
     content = [*prompt, *images] if prompt_first else [*images, *prompt]
     ids += [start, *b"user\n", *content, end, *b"\n", start, *b"assistant\n"]
     return [([*ids, *"\n\n".join(pages).encode(), end], len(ids)) for pages in texts]
+
+
+def answer_places(answer: list[int]) -> list[tuple[int, int, int]]:
+    """(page, line, column) of each token of an answer; a line break stands one after its line."""
+    page = line = column = 0
+    places = []
+    for token in answer:
+        places.append((page, line, column))
+        if token != ord("\n"):
+            column += 1
+        elif column:
+            line, column = line + 1, 0
+        else:  # second line break in a row: the next page
+            page, line = page + 1, 0
+    return places
 
 
 def _pad(rows: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,13 +22,18 @@ from transformers.vision_utils import (
 # Outputs of the five slot heads: own, previous, next character, line, column.
 HEAD_SIZES = (len(CLASSES), len(CLASSES), len(CLASSES), MAX_LINES, MAX_CHARS)
 HEAD_WEIGHTS = (1.0, 0.3, 0.3, 0.2, 0.2)
+# Page, line and column of an answer token; a line break may follow a full last line.
+PLACE_SIZES = (3, MAX_LINES + 1, MAX_CHARS + 1)
+# The layer whose output has to know the place, so that the last layer can look there.
+PLACE_LAYER = 1
 
 
 class SlotHeads(nn.Module):
-    """Linear readers of the slots of a merged token; thrown away after training."""
+    """Linear readers of slots and places; thrown away after training."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.places = nn.ModuleList(nn.Linear(WIDTH, size) for size in PLACE_SIZES)
         self.heads = nn.ModuleList(nn.Linear(WIDTH, SLOTS * size) for size in HEAD_SIZES)
         weight = torch.ones(len(CLASSES))
         weight[CLASSES[""]] = 0.1  # most tokens are paper
@@ -49,6 +54,14 @@ class SlotHeads(nn.Module):
                 occupied = target != CLASSES[""]
                 right = (logits.argmax(-1) == target)[occupied].float().mean().item()
         return total, right
+
+    def place_loss(self, hidden: Tensor, places: Tensor) -> Tensor:
+        """Loss of the place of each answer token; hidden (N, WIDTH), places (N, 3)."""
+        hidden = F.layer_norm(hidden, (WIDTH,))  # residual streams are long vectors
+        parts = zip(self.places, places.unbind(1), strict=True)
+        return sum(
+            (F.cross_entropy(head(hidden), place) for head, place in parts), hidden.new_zeros(())
+        )
 
 
 def patches_of(pixels: Tensor) -> Tensor:
@@ -98,8 +111,11 @@ def _attend(attention: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor) -> T
 
 def answer_logits(
     model: Qwen3VLForConditionalGeneration, batch: Batch, main: Tensor, deepstack: list[Tensor]
-) -> Tensor:
-    """Logits (answer tokens of the batch, vocabulary); main and deepstack (B, all T, WIDTH)."""
+) -> tuple[Tensor, Tensor]:
+    """Logits and place states of the N answer tokens, (N, vocabulary) and (N, WIDTH).
+
+    main and deepstack are (B, all T, WIDTH).
+    """
     text = model.model.language_model
     is_image = batch.ids == TOKEN_IDS["<|image_pad|>"]  # (B, L)
     embedded = text.embed_tokens(batch.ids).masked_scatter(is_image[..., None], main)
@@ -110,6 +126,8 @@ def answer_logits(
     positions, _ = model.model.get_rope_index(
         batch.ids, is_image.int(), grids.repeat(len(batch.ids), 1)
     )
+    states: list[Tensor] = []
+    hook = text.layers[PLACE_LAYER].register_forward_hook(lambda *call: states.append(call[2]))
     hidden = text(
         inputs_embeds=embedded,
         position_ids=positions,
@@ -117,7 +135,9 @@ def answer_logits(
         deepstack_visual_embeds=[tokens.reshape(-1, WIDTH) for tokens in deepstack],
         use_cache=False,
     ).last_hidden_state
-    return model.lm_head(hidden[batch.targets != IGNORED])
+    hook.remove()
+    answered = batch.targets != IGNORED
+    return model.lm_head(hidden[answered]), states[0][answered]
 
 
 def step_losses(
@@ -134,15 +154,18 @@ def step_losses(
     if tower_only:
         return {
             "answer": slot_loss.new_zeros(()),
+            "places": slot_loss.new_zeros(()),
             "slots": slot_loss,
             "read": 0.0,
             "seen": slot_accuracy,
         }
-    logits = answer_logits(model, batch, main, deepstack)
+    logits, states = answer_logits(model, batch, main, deepstack)
+    place_loss = heads.place_loss(states, batch.places)
     targets = batch.targets[batch.targets != IGNORED]
     accuracy = (logits.argmax(-1) == targets).float().mean().item()
     return {
         "answer": F.cross_entropy(logits, targets),
+        "places": place_loss,
         "slots": slot_loss,
         "read": accuracy,
         "seen": slot_accuracy,
