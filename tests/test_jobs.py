@@ -51,6 +51,7 @@ def read(job: Path, *records: object) -> list[JobLine | Failure]:
 BAD_LINES = [
     ("{", Reason.BAD_LINE, "not valid JSON"),
     ("[1]", Reason.BAD_LINE, "expected a JSON object, found list"),
+    ("5", Reason.BAD_LINE, "expected a JSON object, found int"),
     (line(custom_id=1), Reason.BAD_FIELD, "custom_id must be a non-empty string, found 1"),
     (line(custom_id=""), Reason.BAD_FIELD, "custom_id must be a non-empty string, found ''"),
     (line(method="GET"), Reason.BAD_FIELD, "method must be POST, found 'GET'"),

@@ -200,6 +200,22 @@ def test_a_full_disk_is_an_error_with_the_path_and_keeps_the_lock_free(
         assert directory.is_done("b", "i1")
 
 
+def test_ten_thousand_bad_lines_do_not_wait_for_the_disk_each(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with open_run_directory(run) as directory:
+        before = len(synced)
+        for number in range(10_000):
+            directory.fail(
+                Failure("j", None, Stage.VALIDATE, Reason.BAD_LINE, custom_id=str(number)), None
+            )
+        directory.flush()
+        assert len(synced) == before + 1
+    assert (run / "journal.jsonl").read_bytes().count(b'"failed"') == 10_000
+
+
 def test_a_name_of_any_bytes_leaves_every_line_valid(run: Path) -> None:
     failure = Failure("\udcff.png", 1, Stage.READ, Reason.NOT_FOUND, "gone", custom_id="c")
     with open_run_directory(run) as directory:

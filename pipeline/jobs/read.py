@@ -105,10 +105,10 @@ def _parse_line(
         canonical_json(record)  # refuses what Python takes and JSON lacks: NaN, lone surrogates
     except (ValueError, RecursionError) as error:
         raise _Bad(Reason.BAD_LINE, f"not valid JSON: {error}") from error
-    if _deeper_than(MAX_DEPTH, record):
-        raise _Bad(Reason.BAD_LINE, f"nested more than {MAX_DEPTH} levels deep")
     if not isinstance(record, dict):
         raise _Bad(Reason.BAD_LINE, f"expected a JSON object, found {type(record).__name__}")
+    if _deeper_than(MAX_DEPTH, record):
+        raise _Bad(Reason.BAD_LINE, f"nested more than {MAX_DEPTH} levels deep")
     custom_id, url, body = record.get("custom_id"), record.get("url"), record.get("body")
     if not isinstance(custom_id, str) or not custom_id:
         raise _Bad(Reason.BAD_FIELD, f"custom_id must be a non-empty string, found {custom_id!r}")
@@ -124,8 +124,8 @@ def _parse_line(
     return JobLine(number, custom_id, url, body, images)
 
 
-def _deeper_than(depth: int, value: Any) -> bool:
-    level = [value]
+def _deeper_than(depth: int, record: dict[str, Any]) -> bool:
+    level: list[Any] = [record]
     for _ in range(depth):
         inner = (item.values() if isinstance(item, dict) else item for item in level)
         level = [item for items in inner for item in items if isinstance(item, dict | list)]

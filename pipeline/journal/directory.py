@@ -162,8 +162,7 @@ class RunDirectory:
 
     def note(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
         """Append an event without waiting for the disk (queued, started)."""
-        with writing(self.path / "journal.jsonl"):
-            self._journal.write(_event_line(event, custom_id, identity, attempt))
+        self._write(_event_line(event, custom_id, identity, attempt))
         self._apply(event, custom_id, identity, attempt)
 
     def note_engine(self, event: str, **fields: Any) -> None:
@@ -181,7 +180,10 @@ class RunDirectory:
         self._apply("done", record["custom_id"], pipeline["identity"], pipeline["attempts"])
 
     def fail(self, failure: Failure, identity: str | None) -> None:
-        """Keep the reason why an item failed; `identity` is None before it has become a request."""
+        """Keep the reason why an item failed; `identity` is None before it has become a request.
+
+        The latter is found again at every start, so it does not wait for the disk.
+        """
         event = {
             "event": "failed",
             "time": _now(),
@@ -189,7 +191,10 @@ class RunDirectory:
             "identity": identity,
             "attempt": failure.attempts,
         }
-        self._append(self._journal, as_line(event))
+        if identity is None:
+            self._write(as_line(event))
+        else:
+            self._append(self._journal, as_line(event))
 
     def write_errors(self, failures: Iterable[Failure]) -> None:
         """Replace errors.jsonl by the items that are failed now."""
@@ -205,6 +210,10 @@ class RunDirectory:
         """Wait until every event noted so far is on disk."""
         with writing(self.path / "journal.jsonl"):
             sync(self._journal)
+
+    def _write(self, line: bytes) -> None:
+        with writing(self.path / "journal.jsonl"):
+            self._journal.write(line)
 
     def _append(self, file: BinaryIO, line: bytes) -> None:
         with writing(Path(file.name)):
