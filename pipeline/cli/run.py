@@ -75,7 +75,7 @@ def run(job: Path, as_json: bool, quiet: bool, **values: Any) -> None:
             f"{report.requests} requests: {report.succeeded} succeeded, {report.reused} reused, "
             f"{report.failed} failed; {report.completion_tokens} tokens written, "
             f"{report.engine_starts} engine starts, {report.seconds:.1f} s\n"
-            f"answers: {run_directory_of(job) / 'results.jsonl'}"
+            f"answers: {options.printable(str(run_directory_of(job) / 'results.jsonl'))}"
         )
     raise SystemExit(int(_exit_code(report.stopped, report.failed)))
 

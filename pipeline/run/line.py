@@ -13,7 +13,7 @@ from pipeline.engines.arguments import ModelSource
 from pipeline.engines.contract import Engine
 from pipeline.engines.llm import LlmEngine
 from pipeline.engines.run_batch import RunBatchEngine
-from pipeline.errors import Failure, JobError, UsageError
+from pipeline.errors import Failure, JobError
 from pipeline.journal import RunDirectory, open_run_directory
 from pipeline.run.answer import Tally, answer
 from pipeline.run.images import PageOptions, locate_images, open_pages
@@ -63,8 +63,8 @@ class RunReport:
 
 
 def run_directory_of(job: Path) -> Path:
-    """`jobs/nightly.jsonl` runs in `jobs/nightly.run/`."""
-    return job.with_suffix(".run")
+    """`jobs/nightly.jsonl` runs in `jobs/nightly.run/`; another ending stays in the name."""
+    return job.with_suffix(".run") if job.suffix == ".jsonl" else job.with_name(f"{job.name}.run")
 
 
 def run_job(options: RunOptions) -> RunReport:
@@ -165,10 +165,6 @@ def _check_job_file(job: Path) -> None:
         raise JobError(
             f"there is no job file `{job}`",
             "`pipeline encode PATH --job FILE --prompt TEXT` writes one",
-        )
-    if job == run_directory_of(job):
-        raise UsageError(
-            f"`{job}` has the name of a run directory", "name job files like jobs/nightly.jsonl"
         )
 
 

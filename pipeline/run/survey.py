@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.errors import Failure
 from pipeline.jobs import ImageReference, JobLine, read_job
+from pipeline.journal import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,5 @@ def _kept(image: ImageReference) -> ImageReference:
         return image
     if not image.path.exists():
         image.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = image.path.with_suffix(".tmp")
-        temporary.write_bytes(image.data)
-        temporary.replace(image.path)
+        write_atomically(image.path, [image.data])
     return ImageReference(image.path, image.page)
