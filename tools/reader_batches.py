@@ -88,13 +88,13 @@ def training_batch(seed: int, step: int, reach: float) -> Batch:
     count = int(
         rng.choice(
             np.arange(1, stage.max_images + 1),
-            p=[0.76, 0.16, 0.08] if stage.max_images == 3 else None,
+            p=[0.6, 0.2, 0.2] if stage.max_images == 3 else None,
         )
     )
-    shrink = (1.0, 0.7, 0.6)[count - 1]
+    shrink = (1.0, 0.9, 0.8)[count - 1]
     canvases = [_draw_canvas(rng, stage, shrink) for _ in range(count)]
     tokens = sum(width * height for width, height in canvases)
-    size = int(np.clip(1400 // tokens, 6, 32))
+    size = int(np.clip(1400 // tokens, 5, 32))
     max_lines = max(1, round(stage.max_lines * shrink))
     pages = [
         [_draw(rng, *canvas, max_lines, stage.max_chars) for canvas in canvases]
@@ -222,7 +222,7 @@ def _requests(
     One system text and one prompt for the batch: drawn for each request, the rare long ones
     would pad every batch.
     """
-    system, prompt, prompt_first = _system(rng), _prompt(rng).encode(), rng.random() < 0.75
+    system, prompt, prompt_first = _system(rng), _prompt(rng).encode(), rng.random() < 0.6
     start, end = TOKEN_IDS["<|im_start|>"], TOKEN_IDS["<|im_end|>"]
     images: list[int] = []
     for columns, rows in canvases:

@@ -13,6 +13,7 @@ import argparse
 import math
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,31 +28,56 @@ from reader_training import SlotHeads, step_losses
 SNAPSHOT = "last.pt"
 PRINT_STEPS = 25
 SNAPSHOT_STEPS = 250
-AVERAGE_DECAY = 0.997
-READING_AVERAGE_DECAY = 0.99
 PLACE_LOSS_WEIGHT = 0.3
 # AdamW's learning rate as a share of Muon's.
 ADAM_SHARE = 0.25
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Rate in a phase of `steps`: 50 steps of warm-up, then a cosine down to 2 % of the peak."""
-    if step < 50:
-        return peak * (step + 1) / 50
-    progress = (step - 50) / max(1, steps - 50)
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Part of a run: highest rate, length in steps, whether the tower learns, weight average."""
+
+    steps: int
+    peak: float
+    tower_learns: bool
+    decay: float
+
+
+# The tower is solved long before the order of reading, and its backward pass is half of a step:
+# so it rests in the second phase.
+PHASES = (
+    Phase(2500, 1.2e-2, True, 0.997),
+    Phase(1600, 4e-3, False, 0.99),
+    Phase(800, 3e-3, True, 0.99),
+)
+
+
+def phase_of(step: int) -> tuple[Phase, int]:
+    """Phase of a step, and the steps done in it."""
+    for phase in PHASES:
+        if step < phase.steps:
+            return phase, step
+        step -= phase.steps
+    return PHASES[-1], PHASES[-1].steps
+
+
+def learning_rate(done: int, phase: Phase) -> float:
+    """50 steps of warm-up, then a cosine down to 2 % of the peak."""
+    if done < 50:
+        return phase.peak * (done + 1) / 50
+    progress = (done - 50) / (phase.steps - 50)
+    return phase.peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class Trainer:
     """Weights, optimizers and the running average of a run."""
 
-    def __init__(self, seed: int, peak: float) -> None:
-        self.seed, self.peak, self.step = seed, peak, 0
+    def __init__(self, seed: int) -> None:
+        self.seed, self.step = seed, 0
         self.model = new_reader(seed)
         self.heads = SlotHeads()
-        self.decay = AVERAGE_DECAY
         self.average = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.optimizers = self._optimizers()
+        self.start(PHASES[0])
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Muon for the matrices of the blocks, AdamW for the rest."""
@@ -63,27 +89,22 @@ class Trainer:
             is_hidden = parameter.ndim == 2 and "embed" not in name and "merger" not in name
             (matrices if is_hidden else others).append(parameter)
         return [
-            torch.optim.Muon(
-                matrices, lr=self.peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-            ),
+            torch.optim.Muon(matrices, lr=0, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(
                 [*others, *self.heads.parameters()],
-                lr=self.peak,
+                lr=0,
                 betas=(0.9, 0.98),
                 weight_decay=0.01,
             ),
         ]
 
-    def freeze_tower(self) -> None:
-        """Go on from the average, with the tower fixed but for its mergers.
-
-        The tower is solved long before the reading order, and its backward pass is half of a step.
-        """
+    def start(self, phase: Phase) -> None:
+        """Go on from the average with fresh optimizers."""
         self.model.load_state_dict(self.average)
         visual = self.model.model.visual
         for part in (visual.patch_embed, visual.pos_embed, visual.blocks):
-            part.requires_grad_(False)
-        self.decay = READING_AVERAGE_DECAY
+            part.requires_grad_(phase.tower_learns)
+        self.decay = phase.decay
         self.optimizers = self._optimizers()
 
     def train_step(self, rate: float, reach: float) -> dict[str, float]:
@@ -124,34 +145,31 @@ class Trainer:
         torch.save(state, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
 
-    def load(self, path: Path, steps: int) -> None:
-        """Go on from a snapshot; after `steps` steps the tower is frozen."""
+    def load(self, path: Path) -> None:
+        """Go on from a snapshot."""
         state = torch.load(path, weights_only=True)
         self.step, self.average = state["step"], state["average"]
-        if self.step > steps:
-            self.freeze_tower()
+        phase, done = phase_of(self.step)
+        self.start(phase)
         self.model.load_state_dict(state["model"])
         self.heads.load_state_dict(state["heads"])
+        if done == 0:  # the next phase starts with fresh optimizers
+            return
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
 
-def rate_of(step: int, args: argparse.Namespace) -> float:
-    """Learning rate of a step of the whole run."""
-    if step < args.steps:
-        return learning_rate(step, args.steps, args.peak)
-    return learning_rate(step - args.steps, args.reading_steps, args.reading_peak)
-
-
 def train(trainer: Trainer, args: argparse.Namespace) -> None:
-    """Run both phases to the last step, with figures every 25 steps and a snapshot every 250."""
+    """Run all phases to the last step, with figures every 25 steps and a snapshot every 250."""
     sums: dict[str, float] = {}
     started, first = time.monotonic(), trainer.step
-    while trainer.step < args.steps + args.reading_steps:
-        if trainer.step == args.steps:
-            trainer.freeze_tower()
+    while trainer.step < sum(phase.steps for phase in PHASES):
+        phase, done = phase_of(trainer.step)
+        if done == 0:
+            trainer.start(phase)
         reach = (trainer.step - args.tower_steps) / args.curriculum
-        for name, value in trainer.train_step(rate_of(trainer.step, args), reach).items():
+        rate = learning_rate(done, phase)
+        for name, value in trainer.train_step(rate, reach).items():
             sums[name] = sums.get(name, 0) + value / PRINT_STEPS
         if trainer.step % PRINT_STEPS == 0:
             seconds = (time.monotonic() - started) / (trainer.step - first)
@@ -170,26 +188,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--snapshots", type=Path, default=Path("/tmp/tiny-reader-snapshots"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=3500)
     parser.add_argument("--tower-steps", type=int, default=500, help="steps for the tower alone")
     parser.add_argument(
         "--curriculum", type=int, default=600, help="steps from one line to the hardest pages"
     )
-    parser.add_argument("--peak", type=float, default=1.2e-2, help="highest learning rate")
-    parser.add_argument(
-        "--reading-steps", type=int, default=800, help="further steps with the tower frozen"
-    )
-    parser.add_argument("--reading-peak", type=float, default=4e-3, help="their highest rate")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(1)
-    trainer = Trainer(args.seed, args.peak)
+    trainer = Trainer(args.seed)
     snapshot = args.snapshots / SNAPSHOT
     if snapshot.exists():
-        trainer.load(snapshot, args.steps)
+        trainer.load(snapshot)
     train(trainer, args)
     trainer.save(snapshot)
     save_reader(trainer.average, args.out)
