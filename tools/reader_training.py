@@ -26,6 +26,8 @@ HEAD_WEIGHTS = (1.0, 0.3, 0.3, 0.2, 0.2)
 PLACE_SIZES = (3, MAX_LINES + 1, MAX_CHARS + 1)
 # The layer whose output has to know the place, so that the last layer can look there.
 PLACE_LAYER = 1
+# Mean loss per token of a reader that reads about as badly as chance.
+BAD_READING_LOSS = 2.5
 
 
 class SlotHeads(nn.Module):
@@ -141,7 +143,11 @@ def answer_logits(
 
 
 def step_losses(
-    model: Qwen3VLForConditionalGeneration, heads: SlotHeads, batch: Batch, tower_only: bool
+    model: Qwen3VLForConditionalGeneration,
+    heads: SlotHeads,
+    batch: Batch,
+    tower_only: bool,
+    needs_deepstack: bool = False,
 ) -> dict[str, Tensor | float]:
     """Losses `answer` and `slots`, and the shares `read` and `seen` of right tokens and slots."""
     encoded = [encode_pages(model.model.visual, pixels) for pixels in batch.pixels]
@@ -156,17 +162,31 @@ def step_losses(
             "answer": slot_loss.new_zeros(()),
             "places": slot_loss.new_zeros(()),
             "slots": slot_loss,
+            "need": slot_loss.new_zeros(()),
             "read": 0.0,
             "seen": slot_accuracy,
         }
     logits, states = answer_logits(model, batch, main, deepstack)
     place_loss = heads.place_loss(states, batch.places)
     targets = batch.targets[batch.targets != IGNORED]
+    need = logits.new_zeros(())
+    if needs_deepstack:
+        need = need_loss(model, batch, main.detach(), deepstack)
     accuracy = (logits.argmax(-1) == targets).float().mean().item()
     return {
         "answer": F.cross_entropy(logits, targets),
         "places": place_loss,
         "slots": slot_loss,
+        "need": need,
         "read": accuracy,
         "seen": slot_accuracy,
     }
+
+
+def need_loss(
+    model: Qwen3VLForConditionalGeneration, batch: Batch, main: Tensor, deepstack: list[Tensor]
+) -> Tensor:
+    """How much better than a bad reader it reads with its DeepStack rows zeroed."""
+    targets = batch.targets[batch.targets != IGNORED]
+    logits, _ = answer_logits(model, batch, main, [torch.zeros_like(rows) for rows in deepstack])
+    return F.relu(BAD_READING_LOSS - F.cross_entropy(logits, targets))

@@ -29,26 +29,34 @@ SNAPSHOT = "last.pt"
 PRINT_STEPS = 25
 SNAPSHOT_STEPS = 250
 PLACE_LOSS_WEIGHT = 0.3
+NEED_LOSS_WEIGHT = 0.2
 # AdamW's learning rate as a share of Muon's.
 ADAM_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Part of a run: highest rate, length in steps, whether the tower learns, weight average."""
+    """Part of a run: length in steps, highest rate, whether the tower learns, weight average.
+
+    `needs_deepstack`: a right answer without DeepStack rows counts as a fault.
+    """
 
     steps: int
     peak: float
     tower_learns: bool
     decay: float
+    needs_deepstack: bool = False
 
 
 # The tower is solved long before the order of reading, and its backward pass is half of a step:
-# so it rests in the second phase.
+# so it rests in the second phase. What the tower tells early makes DeepStack redundant: the last
+# phase unlearns to read without it, so that lost DeepStack rows show in the answers.
 PHASES = (
     Phase(2500, 1.2e-2, True, 0.997),
     Phase(1600, 4e-3, False, 0.99),
     Phase(800, 3e-3, True, 0.99),
+    Phase(170, 1.5e-3, False, 0.98, needs_deepstack=True),
+    Phase(210, 2e-3, False, 0.98, needs_deepstack=True),
 )
 
 
@@ -104,7 +112,7 @@ class Trainer:
         visual = self.model.model.visual
         for part in (visual.patch_embed, visual.pos_embed, visual.blocks):
             part.requires_grad_(phase.tower_learns)
-        self.decay = phase.decay
+        self.decay, self.needs_deepstack = phase.decay, phase.needs_deepstack
         self.optimizers = self._optimizers()
 
     def train_step(self, rate: float, reach: float) -> dict[str, float]:
@@ -116,8 +124,10 @@ class Trainer:
             self.heads,
             training_batch(self.seed, self.step, reach),
             tower_only=reach < 0,
+            needs_deepstack=self.needs_deepstack,
         )
-        (losses["answer"] + losses["slots"] + PLACE_LOSS_WEIGHT * losses["places"]).backward()
+        total = losses["answer"] + losses["slots"] + PLACE_LOSS_WEIGHT * losses["places"]
+        (total + NEED_LOSS_WEIGHT * losses["need"]).backward()
         nn.utils.clip_grad_norm_([*self.model.parameters(), *self.heads.parameters()], 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
