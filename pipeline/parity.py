@@ -103,6 +103,10 @@ def compare(options: ParityOptions) -> ParityReport:
     measured = call_apart(_measure, options)
     pages = open_pages(options.pages)
     good = measured.report.good
+    if not good:
+        raise PipelineError(
+            "there is no page to compare", "`pipeline pages PATH` tells why a page is none"
+        )
     with tempfile.TemporaryDirectory(prefix="parity-") as directory:
         both = _BothWays(options, pages, good, Path(directory))
         native = both.answers(native_requests(good, options), native=True)

@@ -19,6 +19,7 @@ from pipeline.jobs import (
     with_embeddings,
     write_job,
 )
+from pipeline.run.survey import JobSource
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ BAD_LINES = [
         "stream must be false in a batch",
     ),
     (image_line(None), Reason.BAD_IMAGE, "image_url.url must be a non-empty string"),
-    (image_line("https://x.org/a.png"), Reason.BAD_IMAGE, "a nightly job fetches nothing"),
+    (image_line("https://x.org/a.png"), Reason.BAD_IMAGE, "images are not fetched"),
     (image_line("s3://x/a.png"), Reason.BAD_IMAGE, "unsupported image url scheme 's3'"),
     (image_line("../docs/a%20b.png#page=0"), Reason.BAD_IMAGE, "#page=N with N from 1"),
     (image_line("../docs/a%20b.png#p=1"), Reason.BAD_IMAGE, "#page=N with N from 1"),
@@ -236,3 +237,28 @@ def test_a_job_that_fails_half_way_leaves_the_old_one_and_nothing_else(job: Path
         )
     assert [path.name for path in job.parent.iterdir()] == [job.name]
     assert job.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("here", "allowed"),
+    [("project", ["project/jobs", "project"]), ("project/docs", ["project/jobs"])],
+)
+def test_images_stay_below_the_job_or_the_project_that_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, allowed: list[str]
+) -> None:
+    for name in ("project/jobs", "project/docs"):
+        (tmp_path / name).mkdir(parents=True)
+    job = tmp_path / "project/jobs/night.jsonl"
+    monkeypatch.chdir(tmp_path / here)
+    source = JobSource.of(job, None, (), tmp_path)
+    assert list(source.roots) == [tmp_path / name for name in allowed]
+
+
+def test_the_whole_file_system_is_no_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    assert JobSource.of(tmp_path / "night.jsonl", None, (), tmp_path).roots == (tmp_path,)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert JobSource.of(tmp_path / "x" / "n.jsonl", None, (), tmp_path).roots == (tmp_path / "x",)

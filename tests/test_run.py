@@ -42,7 +42,10 @@ def test_every_request_succeeds_with_the_tower_absent(work: Path) -> None:
     (tower,) = start["towers"]
     assert (tower["class"], tower["parameters"]) == ("StageMissingLayer", 0)
     assert tower["deepstack"] is True
-    assert "vision tower: StageMissingLayer, 0 parameters" in (work / "first.err").read_text()
+    assert (
+        "vision tower not loaded (StageMissingLayer, 0 parameters)"
+        in (work / "first.err").read_text()
+    )
 
 
 def test_pages_that_training_never_saw_are_read(work: Path) -> None:
@@ -121,6 +124,14 @@ def test_bad_lines_and_bad_bytes_cost_nothing_else(work: Path, pipeline: Pipelin
     }
     assert "faults.jsonl:14: not valid JSON" in done.stderr
     assert len(list((work / "cache" / "quarantine").glob("*.parquet"))) == 1
+
+
+def test_an_argument_that_vllm_refuses_is_a_usage_error(work: Path, pipeline: Pipeline) -> None:
+    job = some_lines(work, "refused.jsonl", range(2), seed=4)
+    done = pipeline("run", job.name, "--engine-arg", "nonsense=1", cwd=work, code=2)
+    assert "vLLM refuses its arguments" in done.stderr
+    assert "--nonsense" in done.stderr
+    assert "engine died" not in done.stderr, "and it is not tried again"
 
 
 def test_the_batch_runner_gives_the_same_texts(work: Path, pipeline: Pipeline) -> None:

@@ -77,6 +77,9 @@ def run(job: Path, as_json: bool, quiet: bool, **values: Any) -> None:
             f"{report.engine_starts} engine starts, {report.seconds:.1f} s\n"
             f"answers: {options.printable(str(run_directory_of(job) / 'results.jsonl'))}"
         )
+    if report.stopped:
+        left = report.requests - report.succeeded - report.reused - report.failed
+        click.echo(f"stopped early, {left} left: the same command goes on from here", err=True)
     raise SystemExit(int(_exit_code(report.stopped, report.failed)))
 
 

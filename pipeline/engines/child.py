@@ -36,7 +36,11 @@ class Events:
 def main() -> None:
     guard.lead_group()
     events = Events(os.fdopen(int(os.environ.pop(EVENTS_ENV)), "wb"))
-    args = _parse_arguments(sys.argv[1:])
+    try:
+        args = _parse_arguments(sys.argv[1:])
+    except SystemExit:  # argparse has said why, to the log
+        events.send("refused")
+        raise
     try:
         asyncio.run(_serve(args, events))
     except Exception as error:

@@ -21,6 +21,7 @@ from pipeline.engines.child import EVENTS_ENV
 from pipeline.engines.contract import EngineDeath, EngineStarted
 from pipeline.engines.process import GRACE_S, EngineProcess
 from pipeline.engines.tower import check_tower
+from pipeline.errors import UsageError
 from pipeline.jobs import Request, Result
 
 _CLOSED: dict[str, Any] = {"event": "closed"}
@@ -85,6 +86,11 @@ class _Session:
         """
         self._take_off(unfinished, send=False)
         event = self._next_event(self._options.start_timeout_s)
+        if event["event"] == "refused":
+            raise UsageError(
+                f"vLLM refuses its arguments: {self._process.last_words()}",
+                "check `--engine-arg NAME=VALUE`",
+            )
         if event["event"] != "ready":
             raise self._death(event)
         check_tower(event["towers"], model)

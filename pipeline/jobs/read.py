@@ -44,7 +44,7 @@ def read_job(
     Raises JobError if the file can't be read, or if two lines share a custom_id.
     """
     directory = (base or path.parent).resolve()
-    allowed = [root.resolve() for root in roots] or [directory]
+    allowed = list(dict.fromkeys(root.resolve() for root in roots)) or [directory]
     seen: dict[str, int] = {}
     for number, raw in numbered_lines(path):
         line: JobLine | Failure
@@ -166,7 +166,7 @@ def _reference(
     except ValueError as error:
         raise _Bad(Reason.BAD_IMAGE, f"{url}: {error}") from error
     if parts.scheme in ("http", "https"):
-        raise _Bad(Reason.BAD_IMAGE, f"a nightly job fetches nothing: {url}")
+        raise _Bad(Reason.BAD_IMAGE, f"images are not fetched, download it first: {url}")
     if parts.scheme not in ("", "file"):
         raise _Bad(Reason.BAD_IMAGE, f"unsupported image url scheme {parts.scheme!r}")
     raw_path, _, fragment = url.removeprefix("file://").partition("#")

@@ -54,7 +54,10 @@ def answer(
     requests = _hand_out(maker, pending, directory, handed)
     off = quiet or None  # None: shown on a terminal only
     if pending and not quiet:
-        tqdm.write(f"starting vLLM; its log goes to {directory.attempts}/", file=sys.stderr)
+        tqdm.write(
+            f"starting vLLM, which takes a minute; its log goes to {directory.attempts}/",
+            file=sys.stderr,
+        )
     with (
         tqdm(total=total, initial=total - len(pending), unit="request", disable=off) as bar,
         closing(supervise(engine, requests)) as events,
@@ -62,6 +65,7 @@ def answer(
         for event in events:
             if isinstance(event, EngineStarted):
                 tally.engine_starts += 1
+                bar.unpause()  # the start is no part of the requests' rate
                 directory.note_engine("engine_start", towers=event.towers, log=event.log)
                 if not quiet:
                     _say_tower(event)
@@ -128,6 +132,7 @@ def _keep(
 def _say_tower(started: EngineStarted) -> None:
     tower = started.towers[0]
     tqdm.write(
-        f"engine ready; vision tower: {tower['class']}, {tower['parameters']} parameters",
+        f"engine ready, vision tower not loaded ({tower['class']}, "
+        f"{tower['parameters']} parameters)",
         file=sys.stderr,
     )

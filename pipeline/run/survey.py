@@ -24,9 +24,15 @@ class JobSource:
     def of(
         cls, job: Path, base: Path | None, roots: tuple[Path, ...], attachments: Path
     ) -> JobSource:
-        """With the defaults: paths start at the job file, and stay below it or this directory."""
-        start = base or job.parent
-        return cls(job, start, roots or (start, Path.cwd()), attachments)
+        """With the defaults: paths start at the job file, and stay below it or the project.
+
+        The current directory is the project if the job lies in it; the file system's root and
+        the home directory are no project, or a job run from there could read everything.
+        """
+        start = (base or job.parent).resolve()
+        here = Path.cwd()
+        is_project = start.is_relative_to(here) and here not in (Path(here.anchor), Path.home())
+        return cls(job, start, roots or ((start, here) if is_project else (start,)), attachments)
 
     def lines(self) -> Iterator[JobLine | Failure]:
         """Read the job file once more, a line at a time."""
