@@ -79,6 +79,9 @@ def engine_environment(model: ModelSource, options: EngineOptions) -> dict[str, 
         "PIPELINE_CONNECTOR_WIDTH": str(model.row_width or ""),
         "PIPELINE_DIE_WITH_PARENT": "1",
         "PYTHONUNBUFFERED": "1",
+        # entries are read in many threads; an arena for each would keep what it once held
+        "MALLOC_ARENA_MAX": environment.get("MALLOC_ARENA_MAX", "2"),
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
     }
     if model.native:
         del environment["VLLM_MEDIA_CONNECTOR"]
