@@ -187,7 +187,7 @@ def cached_requests(
         if footer is None:
             raise StoreError(f"cache entry {page.key[:12]}… can't be read", "run again")
         part = cache_part(page.key, footer.grid or ())
-        yield _request(page, part, footer.rows * footer.width * 2, options)
+        yield _request(page, part, footer.embedding_bytes, options)
 
 
 def _request(

@@ -132,14 +132,8 @@ class _Session:
             self._send(request)
 
     def _send(self, request: Request) -> None:
-        line = {
-            "custom_id": request.custom_id,
-            "method": "POST",
-            "url": request.url,
-            "body": request.body,
-        }
         try:
-            self._process.requests.write(json.dumps(line).encode() + b"\n")
+            self._process.requests.write(json.dumps(request.as_line()).encode() + b"\n")
             self._process.requests.flush()
         except BrokenPipeError:
             pass  # the closed event stream tells

@@ -106,13 +106,7 @@ def shards(requests: Iterator[Request | None], max_bytes: int) -> Iterator[list[
 def _write_shard(path: Path, shard: list[Request]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for request in shard:
-            line = {
-                "custom_id": request.custom_id,
-                "method": "POST",
-                "url": request.url,
-                "body": request.body,
-            }
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(request.as_line()) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -44,6 +44,11 @@ class Request:
     pages: tuple[tuple[str, int], ...]
     embedding_bytes: int
 
+    def as_line(self) -> dict[str, Any]:
+        """The request as a batch line, the form that both drivers hand on."""
+        head = {"custom_id": self.custom_id, "method": "POST", "url": self.url}
+        return head | {"body": self.body}
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

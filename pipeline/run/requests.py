@@ -13,8 +13,6 @@ from pipeline.keys import canonical_json
 from pipeline.run.survey import JobSource
 from pipeline.store import Footer
 
-STORED_VALUE_BYTES = 2
-
 Images = Mapping[tuple[Path, int], Footer | Failure]
 
 
@@ -54,7 +52,7 @@ class RequestMaker:
             keys=keys,
             pages=tuple((str(image.path), image.page) for image in line.images),
             embedding_bytes=inline_embedding_bytes(line.body)
-            + sum(footer.rows * footer.width * STORED_VALUE_BYTES for footer in footers),
+            + sum(footer.embedding_bytes for footer in footers),
         )
 
     def _identity(self, line: JobLine, keys: tuple[str, ...]) -> str:

@@ -49,6 +49,11 @@ class Footer:
     digest: str
     made_by: str = ""
 
+    @property
+    def embedding_bytes(self) -> int:
+        """Size of the embedding itself, two bytes a value."""
+        return 2 * self.rows * self.width
+
 
 @dataclass(frozen=True, slots=True)
 class BadEntry:
