@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -88,3 +89,8 @@ def edit_distance(first: str, second: str) -> int:
         for j, b in enumerate(second, start=1):
             diagonal, row[j] = row[j], min(diagonal + (a != b), row[j] + 1, row[j - 1] + 1)
     return row[-1]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False for a zombie, too."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import COMMAND, Pipeline, results_of
+from conftest import COMMAND, Pipeline, is_alive, results_of
 
 pytestmark = [pytest.mark.check, pytest.mark.engine]
 
@@ -98,7 +98,3 @@ def wait_for_results(job: Path, count: int, driver: subprocess.Popen[bytes]) -> 
         assert driver.poll() is None, f"the run ended with {driver.returncode}"
         assert time.monotonic() < end, "no results came"
         time.sleep(0.01)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import COMMAND, Pipeline, accuracy, results_of, texts_of, truth_of
+from conftest import COMMAND, Pipeline, accuracy, is_alive, results_of, texts_of, truth_of
 
 pytestmark = pytest.mark.engine
 PROMPT = "Read the page."
@@ -221,7 +221,3 @@ def wait_until(condition, timeout_s: float = 300.0) -> None:
     while not condition():
         assert time.monotonic() < end, "timed out"
         time.sleep(0.05)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
