@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.geometry import Grid, PixelBudget
+from pipeline.geometry import Geometry, Grid
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +61,7 @@ class EncodeSpec:
     family: str
     processor: str
     contract: int
-    budget: PixelBudget
+    geometry: Geometry
     resample: str
     rescale_factor: float
     image_mean: tuple[float, ...]

@@ -22,7 +22,7 @@ from pipeline.encode import EncodeReport, GoodPage, encode_pages
 from pipeline.engines.llm import LlmEngine
 from pipeline.engines.supervisor import SetAside, supervise
 from pipeline.errors import Failure, PipelineError, StoreError
-from pipeline.jobs import SUPPORTED_URLS, JobImage, Request, Result, cache_part, image_url
+from pipeline.jobs import SUPPORTED_URLS, JobImage, Request, Result, image_url
 from pipeline.pages import Page, decode_pages, discover
 from pipeline.run.apart import call_apart
 from pipeline.run.images import OpenPages, PageOptions, open_pages
@@ -186,7 +186,7 @@ def cached_requests(
         footer = pages.target.store.footer(page.key)
         if footer is None:
             raise StoreError(f"cache entry {page.key[:12]}… can't be read", "run again")
-        part = cache_part(page.key, footer.grid or ())
+        part = pages.reference_part(footer)
         yield _request(page, part, footer.embedding_bytes, options)
 
 
@@ -227,17 +227,16 @@ class _BothWays:
     good: tuple[GoodPage, ...]
     work: Path
 
-    def _with_pixel_budget(self) -> EngineOptions:
-        """vLLM's processor must be told of a budget that is not the checkpoint's own."""
-        budget = self.pages.target.spec.budget
-        size = {"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels}
-        words = ("--mm-processor-kwargs", json.dumps({"size": size}))
-        engine = self.options.engine
+    def _sized_alike(self) -> EngineOptions:
+        """vLLM's processor must be told of sizes that are not the checkpoint's own."""
+        target = self.pages.target
+        settings, engine = target.family.native_settings(target.spec), self.options.engine
+        words = ("--mm-processor-kwargs", json.dumps(settings)) if settings else ()
         return replace(engine, extra_arguments=(*engine.extra_arguments, *words))
 
     def answers(self, requests: Iterator[Request], *, native: bool) -> dict[str, Answer]:
         source = self.pages.engine_source((_SERVED,), native=native)
-        settings = self._with_pixel_budget() if native else self.options.engine
+        settings = self._sized_alike() if native else self.options.engine
         engine = LlmEngine(source, settings, self.work, self.work / "engine.json")
         name = "native images, tower loaded" if native else "cached embeddings, tower absent"
         answers: dict[str, Answer] = {}

@@ -23,6 +23,7 @@ from pipeline.checkpoint import resolve_model
 from pipeline.cli import COMMANDS, main
 from pipeline.encode import EncodeReport, Locator, Target, encode_pages, target_for
 from pipeline.errors import Failure, Reason, StoreError, UsageError
+from pipeline.geometry import Placement
 from pipeline.store import Entry, Footer, Store, files
 
 
@@ -114,7 +115,9 @@ def test_an_entry_is_what_the_tower_makes_of_the_page(target: Target, docs: Path
     (key,) = entries(target.store)
     entry = target.store.get(key)
     assert isinstance(entry, Entry)
-    pixels = target.family.resize(np.asarray(noise(60, 90)), 64, 96, target.spec)
+    pixels = target.family.resize(
+        np.asarray(noise(60, 90)), target.spec.geometry.place(60, 90), target.spec
+    )
     rows = target.family.load_tower(target.model).encode(pixels)
     assert torch.equal(entry.tensor(), rows.to(torch.bfloat16))
     footer = entry.footer
@@ -276,10 +279,10 @@ def test_a_page_that_memory_does_not_hold_at_model_size_costs_itself(
     kind = type(target.family)
     original = kind.resize
 
-    def resize(family: Any, rgb: Any, height_px: int, *more: Any) -> Any:
-        if height_px == 64:
+    def resize(family: Any, rgb: Any, placement: Placement, spec: Any) -> Any:
+        if placement.height_px == 64:
             raise RuntimeError("can't allocate memory\nException raised from alloc_cpu")
-        return original(family, rgb, height_px, *more)
+        return original(family, rgb, placement, spec)
 
     with monkeypatch.context() as patch:
         patch.setattr(kind, "resize", resize)

@@ -18,7 +18,7 @@ from pipeline.checkpoint import Model, resolve_model
 from pipeline.errors import CheckpointError
 from pipeline.families import family_of
 from pipeline.families.qwen3_vl import CONTRACT
-from pipeline.geometry import grid_thw, resized_size, tokens
+from pipeline.geometry import Placement
 from pipeline.keys import cache_key
 
 SIZES = [(1, 1), (5, 900), (31, 33), (64, 64), (100, 333), (333, 100), (450, 600), (1300, 1000)]
@@ -69,7 +69,16 @@ def test_an_unknown_model_type_is_refused_by_name(copied: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         family_of(resolve_model(str(copied)))
     assert error.value.message == "`copied` is of model type 'nanovlm', which is not supported"
-    assert error.value.hint == "supported are qwen3_vl, qwen3_vl_moe"
+    assert "qwen3_vl, qwen3_vl_moe" in error.value.hint
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_ocr", "dots_ocr", "gemma3"])
+def test_a_known_type_that_can_not_be_served_is_refused_with_the_reason(
+    copied: Path, model_type: str
+) -> None:
+    write_json(copied / "config.json", {"model_type": model_type})
+    with pytest.raises(CheckpointError, match=f"{model_type}, which is not supported: "):
+        family_of(resolve_model(str(copied)))
 
 
 def test_expected_tensors_are_those_of_transformers(model: Model) -> None:
@@ -118,7 +127,7 @@ def test_the_budget_is_that_of_the_processor(
     copied: Path, changes: dict[str, Any], budget: tuple[int, int]
 ) -> None:
     model = processor_changes(copied, changes)
-    found = family_of(model).encode_spec(model).budget
+    found = family_of(model).encode_spec(model).geometry
     size = own_processor(model).size
     assert (found.min_pixels, found.max_pixels) == budget
     assert (size["shortest_edge"], size["longest_edge"]) == budget
@@ -130,16 +139,16 @@ def test_settings_inside_processor_config_go_first(copied: Path) -> None:
     image["size"] = {"shortest_edge": 1024, "longest_edge": 65_536}
     write_json(copied / "processor_config.json", {"image_processor": image})
     model = resolve_model(str(copied))
-    assert family_of(model).encode_spec(model).budget.max_pixels == 65_536
+    assert family_of(model).encode_spec(model).geometry.max_pixels == 65_536
     assert own_processor(model).size["longest_edge"] == 65_536
     (copied / "preprocessor_config.json").unlink()
-    assert family_of(model).encode_spec(model).budget.max_pixels == 65_536
+    assert family_of(model).encode_spec(model).geometry.max_pixels == 65_536
 
 
 def test_an_override_takes_effect_and_changes_the_key(dense: Path) -> None:
     model = resolve_model(str(dense))
     spec = family_of(model).encode_spec(model, max_pixels=200_000)
-    assert tokens(grid_thw(3300, 2550, spec.budget), 2) * 32 * 32 <= 200_000
+    assert spec.geometry.place(3300, 2550).tokens * 32 * 32 <= 200_000
     plain = family_of(model).encode_spec(model)
     assert cache_key("p", spec, "t") != cache_key("p", plain, "t")
 
@@ -178,11 +187,11 @@ def test_resized_pixels_are_those_of_the_processor(
     family = family_of(model)
     spec = family.encode_spec(model)
     page, processor = noise(*size), own_processor(model)
-    resized = family.resize(page, *resized_size(*size, spec.budget), spec)
+    resized = family.resize(page, spec.geometry.place(*size), spec)
     original = processor(images=[Image.fromarray(page)], return_tensors="pt")
     again = processor(images=[Image.fromarray(resized)], do_resize=False, return_tensors="pt")
     assert torch.equal(original["pixel_values"], again["pixel_values"])
-    assert original["image_grid_thw"].tolist() == [list(grid_thw(*size, spec.budget))]
+    assert original["image_grid_thw"].tolist() == [list(spec.geometry.place(*size).grid)]
 
 
 def test_golden_pixels() -> None:
@@ -193,7 +202,7 @@ def test_golden_pixels() -> None:
     columns = np.arange(300, dtype=np.int64)
     page = (columns[None, :, None] * 7 + columns[:200, None, None] * 13) % 251
     page = (page * np.array([1, 2, 3])[None, None, :] % 256).astype(np.uint8)
-    resized = family.resize(page, 192, 288, spec)
+    resized = family.resize(page, Placement(192, 288, 54), spec)
     digest = hashlib.sha256(resized.tobytes()).hexdigest()
     assert (CONTRACT, digest[:32]) == (1, "d4250d84e8152ed0ce1cee14287990fe")
 
@@ -227,11 +236,11 @@ def test_embeddings_are_those_of_the_whole_model(model: Model, size: tuple[int, 
     spec = family.encode_spec(model)
     page = noise(*size)
     tower = family.load_tower(model)
-    rows = tower.encode(family.resize(page, *resized_size(*size, spec.budget), spec))
+    rows = tower.encode(family.resize(page, spec.geometry.place(*size), spec))
     expected = reference(model, page)
     assert rows.dtype == torch.float32
     assert rows.shape == (
-        tokens(grid_thw(*size, spec.budget), spec.budget.merge_size),
+        spec.geometry.place(*size).tokens,
         family.row_width(model.config),
     )
     torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +12,7 @@ from pipeline.errors import UsageError
 from pipeline.geometry import (
     AspectRatioError,
     PixelBudget,
-    grid_thw,
     resized_size,
-    tokens,
 )
 
 QWEN3_VL = PixelBudget(16, 2, 65_536, 16_777_216)
@@ -117,17 +117,18 @@ def test_rows_are_what_the_processor_counts(height: int, width: int, budget: Pix
         merge_size=budget.merge_size,
         size={"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels},
     )
-    grid = grid_thw(height, width, budget)
+    placement = budget.place(height, width)
+    assert placement.grid is not None
     patches = processor.get_number_of_image_patches(height, width)
-    assert grid[0] * grid[1] * grid[2] == patches
-    assert tokens(grid, budget.merge_size) == patches // budget.merge_size**2 > 0
+    assert math.prod(placement.grid) == patches
+    assert placement.tokens == patches // budget.merge_size**2 > 0
 
 
 @pytest.mark.parametrize("size", [(8192, 8), (1, 65_537), (1, 201)])
 def test_a_page_too_long_is_refused_with_its_ratio(size: tuple[int, int]) -> None:
     ratio = max(size) / min(size)
     with pytest.raises(AspectRatioError, match=f"aspect ratio {ratio:.1f} of "):
-        grid_thw(*size, QWEN3_VL)
+        QWEN3_VL.place(*size)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_images_keep_their_order_over_messages(job: Path) -> None:
     assert found.images[1].data == b"png bytes"
 
     rewritten = with_embeddings(
-        found, [cache_part("k1", (1, 4, 6)), cache_part("k2", (1, 2, 2))], "served"
+        found, [cache_part("k1", image_grid_thw=[1, 4, 6]), cache_part("k2")], "served"
     )
     first, second = rewritten["messages"]
     assert first["content"][0] == parts[0]
@@ -136,7 +136,7 @@ def test_images_keep_their_order_over_messages(job: Path) -> None:
         "image_embeds": "cache:k1",
         "image_grid_thw": [1, 4, 6],
     }
-    assert second["content"][0]["image_embeds"]["image_embeds"] == "cache:k2"
+    assert second["content"][0]["image_embeds"] == "cache:k2"
     assert rewritten["model"] == "served"
     assert found.body["messages"][0]["content"][1] == parts[1], "the line itself is left alone"
 

@@ -119,20 +119,26 @@ def vllm_argument(text: str) -> tuple[str, ...]:
     return (f"--{name}", value) if equals else (f"--{name}",)
 
 
-def require_engine(*, deepstack: bool) -> None:
-    """Raise before anything is started unless vLLM is there and our plugin fits it."""
+def require_engine(model: str | None, revision: str | None) -> None:
+    """Raise before anything is started unless vLLM is there and our plugin fits it.
+
+    Raises CheckpointError too, for a model that is not known.
+    """
     version = vllm_version()
     if version is None:
         raise MissingExtraError(
             "vLLM is not installed",
             "pip install 'vlm-page-pipeline[gpu]', or [cpu] with requirements/overrides.txt",
         )
-    from pipeline.plugin import patch_status
+    from pipeline.checkpoint import resolve_model
+    from pipeline.families import family_of
+    from pipeline.plugin import unfit
 
-    status = patch_status()
-    if deepstack and not status["supported"]:
+    family = family_of(resolve_model(model, revision))
+    if reasons := unfit(family.patches):
+        why = "; ".join(f"{module}: {reason}" for module, reason in reasons.items())
         raise PipelineError(
-            f"vLLM {version} can't take DeepStack features without its vision tower: "
-            f"{status['modules']}",
+            f"vLLM {version} can't take embeddings of {family.name} models without the vision "
+            f"tower: {why}",
             "use vLLM 0.32, or a newer version of this package",
         )

@@ -45,7 +45,7 @@ def pages(
     spec = family_of(found).encode_spec(
         found, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
     )
-    listed = list_pages(paths, spec.budget, dpi=dpi)
+    listed = list_pages(paths, spec.geometry, dpi=dpi)
     if as_json:
         click.echo(json.dumps(listed.as_record()))
     else:

@@ -77,7 +77,7 @@ def parity(
     if not paths and not SAMPLES.is_dir():
         raise UsageError("there is no `docs/` here", "name pages: `pipeline parity PATH`")
     options.say_model(values["model"], quiet)
-    require_engine(deepstack=False)
+    require_engine(values["model"], values["revision"])
     engine = engine_options_of(values | {"driver": "llm"})
     pages = PageOptions(**{name: values[name] for name in PageOptions.__dataclass_fields__})
     report = compare(

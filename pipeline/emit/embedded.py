@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.emit.records import BatchLine, EmitOptions, batch_line
-from pipeline.errors import Failure, JobError, Reason, Stage
-from pipeline.jobs import Request, cache_key_of
+from pipeline.errors import Failure, JobError, Reason, Stage, UsageError
+from pipeline.families import Delivery
+from pipeline.jobs import Request, cache_key_of, content_parts, put_inline
 from pipeline.run.images import OpenPages, encode_apart, locate_images, open_pages
 from pipeline.run.line import served_names
 from pipeline.run.requests import RequestMaker
@@ -25,9 +26,16 @@ def embedded_lines(
 ) -> Iterator[BatchLine | Failure]:
     """Each request with the embeddings of its pages inside; missing ones are encoded first."""
     pages = open_pages(options.pages)
+    family = pages.target.family
+    if family.delivery is Delivery.PROMPT:
+        raise UsageError(
+            f"embeddings of {family.name} models can't stand in a job file: vLLM takes them only "
+            "as part of the whole prompt",
+            "`pipeline run --engine llm` does that; `pipeline emit --native` writes the images",
+        )
     images = locate_images(survey.images, pages, options.encode, options.quiet)
     names = served_names(None, pages.model_names, survey)
-    maker = RequestMaker(source, images, names, pages.model_identity)
+    maker = RequestMaker(source, images, names, pages)
     _require_space(maker, options.out)
     for request in maker.requests():
         yield request if isinstance(request, Failure) else _embedded(request, pages, options)
@@ -52,12 +60,10 @@ def _embedded(request: Request, pages: OpenPages, options: EmitOptions) -> Batch
             return replace(entry, custom_id=request.custom_id)
         entries[key] = entry
     body = copy.deepcopy(request.body)
-    for message in body["messages"]:
-        for part in message["content"] if isinstance(message["content"], list) else []:
-            reference = cache_key_of(part)
-            if reference is not None:
-                del part["uuid"]  # a name for this cache; elsewhere vLLM shall hash
-                part["image_embeds"]["image_embeds"] = inline(entries[reference])
+    for part in content_parts(body):
+        reference = cache_key_of(part)
+        if reference is not None:
+            put_inline(part, inline(entries[reference]))
     return batch_line(request.custom_id, request.url, body)
 
 

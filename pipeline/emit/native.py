@@ -13,7 +13,7 @@ from PIL import Image
 from pipeline.emit.records import BatchLine, EmitOptions, batch_line
 from pipeline.encode import Target
 from pipeline.errors import Failure, Reason, Stage
-from pipeline.geometry import AspectRatioError, resized_size
+from pipeline.geometry import AspectRatioError
 from pipeline.jobs import ImageReference, JobLine, with_embeddings
 from pipeline.pages import Page, decode_pages, discover
 from pipeline.run.line import served_names
@@ -42,17 +42,17 @@ def _native(line: JobLine, target: Target, name: str) -> BatchLine | Failure:
 
 
 def page_url(image: ImageReference, target: Target) -> str | Failure:
-    """The page as a `data:` url of a PNG that the model's processor will not resize."""
+    """The page as a `data:` url of a PNG, at model size unless the model's processor cuts it."""
     page = _decoded(image, target.dpi)
     if isinstance(page, Failure):
         return page
     height_px, width_px, _ = page.rgb.shape
     try:
-        height_px, width_px = resized_size(height_px, width_px, target.spec.budget)
+        placement = target.spec.geometry.place(height_px, width_px)
     except AspectRatioError as error:
         return Failure(str(image.path), image.page, Stage.RESIZE, Reason.ASPECT_RATIO, str(error))
     buffer = io.BytesIO()
-    pixels = target.family.resize(page.rgb, height_px, width_px, target.spec)
+    pixels = target.family.resize(page.rgb, placement, target.spec)
     Image.fromarray(pixels).save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getbuffer()).decode("ascii")
 

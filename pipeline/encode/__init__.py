@@ -59,10 +59,10 @@ def encode_pages(
     documents = stages.digest_files(found.files)
     read = stages.read_pages(documents, target, only)  # from a manifest, else decoded
     placed = stages.place(read, target)  # grid and key
-    missed = stages.look_up(placed, target.spec, target.store)
+    missed = stages.look_up(placed, target.store)
     resized = stages.resize(missed, target)
     encoded = stages.run_tower(resized, target)
-    stored = stages.put(encoded, target.spec, target.store)
+    stored = stages.put(encoded, target.store)
     outcomes = [*found.failures, *watch(stored, found)]
     return _report(outcomes, found.skipped, time.monotonic() - started)
 

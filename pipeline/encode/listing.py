@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Failure, Reason
-from pipeline.geometry import AspectRatioError, PixelBudget, grid_thw, resized_size, tokens
+from pipeline.geometry import AspectRatioError, Geometry
 from pipeline.pages import DEFAULT_DPI, Page, decode_pages, discover
 
 
@@ -40,19 +40,19 @@ class PageList:
 
 
 def list_pages(
-    paths: Sequence[Path | str], budget: PixelBudget, *, dpi: int = DEFAULT_DPI
+    paths: Sequence[Path | str], geometry: Geometry, *, dpi: int = DEFAULT_DPI
 ) -> PageList:
-    """Decode every page below `paths` and size it for a model with this pixel budget."""
+    """Decode every page below `paths` and size it for a model with this geometry."""
     found = discover(paths)
     lines = [_refused(failure) for failure in found.failures]
     for file in found.files:
-        lines += _lines(decode_pages(file, dpi=dpi), budget)
+        lines += _lines(decode_pages(file, dpi=dpi), geometry)
     return PageList(tuple(lines), found.skipped)
 
 
-def _lines(pages: Iterator[Page | Failure], budget: PixelBudget) -> Iterator[PageLine]:
+def _lines(pages: Iterator[Page | Failure], geometry: Geometry) -> Iterator[PageLine]:
     for page in pages:
-        yield _refused(page) if isinstance(page, Failure) else _sized(page, budget)
+        yield _refused(page) if isinstance(page, Failure) else _sized(page, geometry)
 
 
 def _refused(failure: Failure) -> PageLine:
@@ -60,13 +60,13 @@ def _refused(failure: Failure) -> PageLine:
     return PageLine(str(failure.file), failure.page, reason=reason, detail=detail)
 
 
-def _sized(page: Page, budget: PixelBudget) -> PageLine:
+def _sized(page: Page, geometry: Geometry) -> PageLine:
     name = str(page.file.path)
     height_px, width_px, _ = page.rgb.shape
     try:
-        model_height_px, model_width_px = resized_size(height_px, width_px, budget)
+        placed = geometry.place(height_px, width_px)
     except AspectRatioError as error:
         reason, detail = Reason.ASPECT_RATIO.value, str(error)
         return PageLine(name, page.page, width_px, height_px, reason=reason, detail=detail)
-    rows = tokens(grid_thw(height_px, width_px, budget), budget.merge_size)
-    return PageLine(name, page.page, width_px, height_px, model_width_px, model_height_px, rows)
+    size = (placed.width_px, placed.height_px)
+    return PageLine(name, page.page, width_px, height_px, *size, placed.tokens)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.encode.stages import file_state, named, no_such_page, too_narrow
 from pipeline.errors import Failure, Reason, Stage
-from pipeline.geometry import AspectRatioError, grid_thw
+from pipeline.geometry import AspectRatioError
 from pipeline.keys import EncodeSpec, RenderSpec, cache_key, file_digest
 from pipeline.store import Footer, Manifest, PageRecord, Store
 
@@ -51,12 +51,12 @@ class Locator:
 
     def _entry(self, record: PageRecord, path: Path) -> Footer | Failure | None:
         try:
-            grid = grid_thw(record.height_px, record.width_px, self._spec.budget)
+            placed = self._spec.geometry.place(record.height_px, record.width_px)
         except AspectRatioError as error:
             return too_narrow(path, record.page, error)
         key = cache_key(record.pixels, self._spec, self._store.tower_fingerprint)
         footer = self._store.footer(key)
-        if footer is not None and footer.grid == grid:
+        if footer is not None and (footer.grid, footer.rows) == (placed.grid, placed.tokens):
             return footer
         if self._store.has(key):
             self._store.quarantine(key, "its footer can't be used for the page that it was made of")

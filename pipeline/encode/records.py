@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.checkpoint import Model, tower_fingerprint
 from pipeline.errors import Failure, UsageError
 from pipeline.families import PRECISIONS, Family, family_of
-from pipeline.geometry import Grid
+from pipeline.geometry import Placement
 from pipeline.keys import EncodeSpec, RenderSpec
 from pipeline.pages import DEFAULT_DPI, SourceFile
 from pipeline.store import Entry, Store
@@ -82,18 +82,16 @@ class PageRead:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A page with its place in the model (grid, size in px) and in the cache (key)."""
+    """A page with its place at the model and in the cache (key)."""
 
     read: PageRead
     key: str
-    grid: Grid
-    height_px: int
-    width_px: int
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """A page that must be encoded, its pixels at model size, (height, width, 3)."""
+    """A page that must be encoded, its pixels (height, width, 3) as the tower takes them."""
 
     placed: Placed
     rgb: Pixels

@@ -20,8 +20,8 @@ from pipeline.encode.records import (
 )
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.families import Tower
-from pipeline.geometry import AspectRatioError, grid_thw, resized_size, tokens
-from pipeline.keys import EncodeSpec, cache_key, file_digest, pixel_digest
+from pipeline.geometry import AspectRatioError
+from pipeline.keys import cache_key, file_digest, pixel_digest
 from pipeline.pages import Page, SourceFile, decode_pages
 from pipeline.store import Entry, Manifest, PageRecord, Store
 
@@ -106,7 +106,7 @@ def _pages(
 def _needs_pixels(record: PageRecord, target: Target) -> bool:
     """True if the page must be encoded: it can be, and the cache does not have it."""
     try:
-        resized_size(record.height_px, record.width_px, target.spec.budget)
+        target.spec.geometry.place(record.height_px, record.width_px)
     except AspectRatioError:
         return False
     store = target.store
@@ -182,13 +182,12 @@ def place(pages: Iterable[PageRead | Failure], target: Target) -> Iterator[Place
             yield page
             continue
         try:
-            grid = grid_thw(page.height_px, page.width_px, target.spec.budget)
+            placement = target.spec.geometry.place(page.height_px, page.width_px)
         except AspectRatioError as error:
             yield too_narrow(page.file.path, page.page, error)
             continue
-        height_px, width_px = resized_size(page.height_px, page.width_px, target.spec.budget)
         key = cache_key(page.pixels, target.spec, fingerprint)
-        yield Placed(page, key, grid, height_px, width_px)
+        yield Placed(page, key, placement)
 
 
 def too_narrow(path: Path, page: int, error: AspectRatioError) -> Failure:
@@ -196,21 +195,19 @@ def too_narrow(path: Path, page: int, error: AspectRatioError) -> Failure:
     return Failure(str(path), page, Stage.RESIZE, Reason.ASPECT_RATIO, str(error))
 
 
-def look_up(
-    pages: Iterable[Placed | Failure], spec: EncodeSpec, store: Store
-) -> Iterator[Placed | Done | Failure]:
+def look_up(pages: Iterable[Placed | Failure], store: Store) -> Iterator[Placed | Done | Failure]:
     """Pages whose embedding is in the cache are done."""
     for page in pages:
         if isinstance(page, Placed) and (page.read.rgb is None or store.has(page.key)):
-            yield _done(page, spec, None)
+            yield _done(page, None)
         else:
             yield page
 
 
-def _done(page: Placed, spec: EncodeSpec, stored_bytes: int | None) -> Done:
-    rows = tokens(page.grid, spec.budget.merge_size)
-    pixels = page.height_px * page.width_px
-    return Done(page.read.file, page.read.page, page.key, rows, pixels, stored_bytes)
+def _done(page: Placed, stored_bytes: int | None) -> Done:
+    placement = page.placement
+    pixels = placement.height_px * placement.width_px
+    return Done(page.read.file, page.read.page, page.key, placement.tokens, pixels, stored_bytes)
 
 
 # ---------------------------------------------------------------- resize, encode, store
@@ -219,7 +216,7 @@ def _done(page: Placed, spec: EncodeSpec, stored_bytes: int | None) -> Done:
 def resize(
     pages: Iterable[Placed | Done | Failure], target: Target
 ) -> Iterator[Resized | Done | Failure]:
-    """Pages that must be encoded, at model size."""
+    """Pages that must be encoded, as the tower takes them."""
     for page in pages:
         yield _resized(page, target) if isinstance(page, Placed) else page
 
@@ -227,7 +224,7 @@ def resize(
 def _resized(page: Placed, target: Target) -> Resized | Failure:
     assert page.read.rgb is not None, page.key
     try:
-        rgb = target.family.resize(page.read.rgb, page.height_px, page.width_px, target.spec)
+        rgb = target.family.resize(page.read.rgb, page.placement, target.spec)
     except (RuntimeError, MemoryError) as error:
         return _tower_error(page, error)
     return Resized(page, rgb)
@@ -255,18 +252,22 @@ def run_tower(
 
 
 def _embedded(page: Resized, tower: Tower, target: Target) -> Encoded | Failure:
-    read = page.placed.read
+    read, placement = page.placed.read, page.placed.placement
     try:
         bits = _bfloat16_bits(tower.encode(page.rgb))
     except (RuntimeError, MemoryError) as error:
         return _tower_error(page.placed, error)
+    if len(bits) != placement.tokens:  # vLLM would count otherwise than the tower did
+        detail = f"the tower gave {len(bits)} rows, {placement.tokens} were expected"
+        return Failure(str(read.file.path), read.page, Stage.ENCODE, Reason.TOWER_ERROR, detail)
     entry = Entry.from_bits(
         bits,
         key=page.placed.key,
         spec=target.spec,
         tower_fingerprint=target.store.tower_fingerprint,
-        grid=page.placed.grid,
+        grid=placement.grid,
         source_size=(read.height_px, read.width_px),
+        tiles=placement.tiles,
         made_by=_made_by(target),
     )
     if not entry.footer.finite:
@@ -290,9 +291,7 @@ def _made_by(target: Target) -> str:
     return f"pipeline {__version__} {libraries} model {target.model.name}{commit}"
 
 
-def put(
-    pages: Iterable[Encoded | Done | Failure], spec: EncodeSpec, store: Store
-) -> Iterator[Done | Failure]:
+def put(pages: Iterable[Encoded | Done | Failure], store: Store) -> Iterator[Done | Failure]:
     """Embeddings written to the cache; a write that fails raises StoreError."""
     for page in pages:
-        yield _done(page.placed, spec, store.put(page.entry)) if isinstance(page, Encoded) else page
+        yield _done(page.placed, store.put(page.entry)) if isinstance(page, Encoded) else page

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.config import EngineOptions, cpu_build_installed
+from pipeline.errors import UsageError
 
 WORKER_EXTENSION = "pipeline.plugin.probe.TowerProbe"
 MEDIA_CONNECTOR = "pipeline-cache"
@@ -20,7 +23,9 @@ class ModelSource:
     `modalities` are the ones that the family has; each is limited to none, or its tower would
     be loaded or profiled after all. `native` loads the tower and takes images instead.
     `row_width` is that of the family's embeddings; `deepstack` tells whether they carry
-    DeepStack features.
+    DeepStack features, `prompt_embeds` whether they are handed over inside the prompt.
+    `config_overrides` go over config.json; `cpu_dtype` is the only dtype with which vLLM's CPU
+    build runs the model.
     """
 
     path: Path
@@ -30,20 +35,26 @@ class ModelSource:
     modalities: tuple[str, ...] = ("image", "video")
     row_width: int = 0
     deepstack: bool = False
+    prompt_embeds: bool = False
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    cpu_dtype: str | None = None
     native: bool = False
     images_per_prompt: int = 8
     trust_remote_code: bool = False
 
 
 def engine_arguments(model: ModelSource, options: EngineOptions) -> list[str]:
-    """Arguments of vLLM's own parser (the same for both drivers)."""
+    """Arguments of vLLM's own parser (the same for both drivers).
+
+    Raises UsageError for a dtype with which the model can't run here.
+    """
     limits = {modality: 0 for modality in model.modalities}
     if model.native:
         limits["image"] = model.images_per_prompt
     arguments = [
         *("--model", str(model.path)),
         *("--served-model-name", *model.served_names),
-        *("--dtype", options.dtype),
+        *("--dtype", _dtype(model, options)),
         *("--limit-mm-per-prompt", json.dumps(limits)),
         # each page is used once: vLLM's cache of processed images would only cost memory
         *("--mm-processor-cache-gb", "0"),
@@ -52,8 +63,10 @@ def engine_arguments(model: ModelSource, options: EngineOptions) -> list[str]:
         *("--tensor-parallel-size", str(options.tensor_parallel_size)),
         *("--pipeline-parallel-size", str(options.pipeline_parallel_size)),
     ]
+    if model.config_overrides:
+        arguments += ["--hf-overrides", json.dumps(model.config_overrides)]
     if not model.native:
-        arguments += ["--enable-mm-embeds"]
+        arguments += _embedding_switches(model)
     if options.max_model_len is not None:
         arguments += ["--max-model-len", str(options.max_model_len)]
     if options.max_num_batched_tokens is not None:
@@ -63,6 +76,25 @@ def engine_arguments(model: ModelSource, options: EngineOptions) -> list[str]:
     if cpu_build_installed():
         arguments += ["--enforce-eager"]
     return [*arguments, *options.extra_arguments]
+
+
+def _dtype(model: ModelSource, options: EngineOptions) -> str:
+    only = model.cpu_dtype if cpu_build_installed() else None
+    if only is None or options.dtype == only:
+        return options.dtype
+    if options.dtype == "auto":
+        return only
+    raise UsageError(
+        f"on CPU, vLLM runs this model in {only} only, not in {options.dtype}",
+        f"leave out `--dtype`, or give `--dtype {only}`",
+    )
+
+
+def _embedding_switches(model: ModelSource) -> list[str]:
+    if not model.prompt_embeds:
+        return ["--enable-mm-embeds"]
+    # the child renders the chat template itself and hands over the result with a trivial one
+    return ["--enable-prompt-embeds", "--trust-request-chat-template"]
 
 
 def engine_environment(model: ModelSource, options: EngineOptions) -> dict[str, str]:

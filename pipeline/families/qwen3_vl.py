@@ -14,9 +14,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint import Model, checked_settings, read_json, vision_tensors
+from pipeline.checkpoint import Model, checked_settings, vision_tensors
 from pipeline.errors import CheckpointError
-from pipeline.geometry import PixelBudget
+from pipeline.families.delivery import Delivery
+from pipeline.families.processors import (
+    RESAMPLES,
+    given_settings,
+    normalisation_warnings,
+    processor_settings,
+)
+from pipeline.families.shell import build_shell
+from pipeline.geometry import PixelBudget, Placement
 from pipeline.keys import EncodeSpec
 from pipeline.pages import RULES
 
@@ -30,7 +38,6 @@ CONTRACT = 1
 PROCESSOR = "Qwen2VLImageProcessor/torchvision"
 _PROCESSOR_TYPES = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast")
 _PREFIXES = ("model.visual.", "visual.")
-_RESAMPLES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
 # The class defaults of transformers, which a checkpoint may leave out.
 _VISION_DEFAULTS: dict[str, Any] = {
@@ -69,6 +76,10 @@ class Qwen3VL:
     name: str
     config_class: str
     tower_class: str
+    patches: tuple[str, ...]
+    delivery: Delivery = Delivery.GRID
+    modalities: tuple[str, ...] = ("image", "video")
+    cpu_dtype: str | None = None
 
     # ---------------------------------------------------------------- weights
 
@@ -147,8 +158,8 @@ class Qwen3VL:
             family=self.name,
             processor=PROCESSOR,
             contract=CONTRACT,
-            budget=budget,
-            resample=_RESAMPLES[p["resample"]],
+            geometry=budget,
+            resample=RESAMPLES[p["resample"]],
             rescale_factor=float(p["rescale_factor"]),
             image_mean=tuple(map(float, p["image_mean"])),
             image_std=tuple(map(float, p["image_std"])),
@@ -157,10 +168,28 @@ class Qwen3VL:
             rules=RULES,
         )
 
+    def placeholder(
+        self, model: Model, spec: EncodeSpec, height_px: int, width_px: int
+    ) -> tuple[str | int, ...]:
+        """Not asked: vLLM takes the embeddings as an image's."""
+        raise NotImplementedError
+
+    def config_overrides(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """None are needed."""
+        return {}
+
+    def native_settings(self, spec: EncodeSpec) -> dict[str, Any]:
+        """vLLM's processor must be told of a budget that is not the checkpoint's own."""
+        return {"size": _size_of(spec)}
+
+    def warnings(self, model: Model) -> tuple[str, ...]:
+        """See `Family.warnings`."""
+        return normalisation_warnings(model)
+
     # ---------------------------------------------------------------- pixels and tower
 
     def resize(
-        self, rgb: NDArray[np.uint8], height_px: int, width_px: int, spec: EncodeSpec
+        self, rgb: NDArray[np.uint8], placement: Placement, spec: EncodeSpec
     ) -> NDArray[np.uint8]:
         """(H0, W0, 3) → (H, W, 3) by torchvision with antialias on uint8, as in the processor."""
         import numpy as np
@@ -171,7 +200,7 @@ class Qwen3VL:
         channels_first = torch.from_numpy(np.array(rgb)).permute(2, 0, 1).contiguous()
         resized = functional.resize(
             channels_first,
-            [height_px, width_px],
+            [placement.height_px, placement.width_px],
             interpolation=InterpolationMode(spec.resample),
             antialias=True,
         )
@@ -187,22 +216,16 @@ class Qwen3VL:
             name: tensor.to(getattr(torch, precision))
             for name, tensor in vision_tensors(model, self).items()
         }
-        try:
+
+        def make() -> Any:
             config = getattr(transformers, self.config_class)(**dict(model.config["vision_config"]))
-            config._attn_implementation = "sdpa"  # eager attention would hold N × N scores per head
-            with torch.device("meta"):
-                tower = getattr(transformers, self.tower_class)(config)
-        except Exception as error:  # transformers raises a dozen types for settings it refuses
-            raise CheckpointError(
-                f"`{model.name}`: transformers can't build its vision tower: {error}"
-            ) from error
+            config._attn_implementation = "sdpa"  # eager attention would hold N × N scores
+            return getattr(transformers, self.tower_class)(config)
+
+        tower = build_shell(model, make)
         tower.load_state_dict(weights, strict=True, assign=True)
-        # buffers that no checkpoint holds are computed from the config, off the meta device
-        tower.rotary_pos_emb = type(tower.rotary_pos_emb)(config)
-        on_meta = [name for name, tensor in tower.named_buffers() if tensor.is_meta]
-        assert not on_meta, on_meta
         processor = transformers.Qwen2VLImageProcessor(**_processor_config(model))
-        return Qwen3VLTower(tower.eval().requires_grad_(False), processor)
+        return Qwen3VLTower(tower, processor)
 
 
 class Qwen3VLTower:
@@ -218,9 +241,7 @@ class Qwen3VLTower:
 
     def encode_original(self, rgb: NDArray[np.uint8], spec: EncodeSpec) -> torch.Tensor:
         """(H0, W0, 3) uint8 → (R, O·(1+K)): the processor resizes, as on the native path."""
-        budget = spec.budget
-        size = {"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels}
-        return self._run(rgb, size=size)
+        return self._run(rgb, size=_size_of(spec))
 
     def _run(self, pixels: NDArray[np.uint8], **settings: Any) -> torch.Tensor:
         import torch
@@ -232,6 +253,13 @@ class Qwen3VLTower:
             # pixel_values (N, 3·T·P·P), grid (1, 3)
             out = self._tower(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
             return torch.cat([out.pooler_output, *out.deepstack_features], dim=1)
+
+
+def _size_of(spec: EncodeSpec) -> dict[str, int]:
+    """The pixel budget in the processor's words."""
+    budget = spec.geometry
+    assert isinstance(budget, PixelBudget), budget
+    return {"shortest_edge": budget.min_pixels, "longest_edge": budget.max_pixels}
 
 
 def _merged_width(c: Mapping[str, Any]) -> int:
@@ -261,14 +289,10 @@ def _check_patches(model: Model, p: Mapping[str, Any], c: Mapping[str, Any]) -> 
 def _processor_config(model: Model) -> dict[str, Any]:
     """The image processor's settings with class defaults filled in, as transformers resolves them.
 
-    transformers 5 saves them inside processor_config.json, which goes first; min_pixels and
-    max_pixels (old style) override `size`.
+    min_pixels and max_pixels (old style) override `size`.
     """
-    nested = model.path / "processor_config.json"
-    found = read_json(nested).get("image_processor") if nested.is_file() else None
-    given = found or read_json(model.path / "preprocessor_config.json")
-    settings = checked_settings(given, _PROCESSOR_DEFAULTS, f"image processor of `{model.name}`")
-    kind = given.get("image_processor_type", _PROCESSOR_TYPES[0])
+    given = given_settings(model)
+    settings = processor_settings(model, _PROCESSOR_DEFAULTS, _PROCESSOR_TYPES)
     size = dict(settings["size"])
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if given.get(old) is not None:
@@ -276,14 +300,12 @@ def _processor_config(model: Model) -> dict[str, Any]:
     for edge in _PROCESSOR_DEFAULTS["size"]:
         if type(size.get(edge)) is not int:
             raise CheckpointError(f"image processor of `{model.name}`: size has no {edge}")
-    switched_off = [name for name in settings if name.startswith("do_") and not settings[name]]
-    if kind not in _PROCESSOR_TYPES or switched_off or settings["resample"] not in _RESAMPLES:
-        what = kind if kind not in _PROCESSOR_TYPES else ", ".join(switched_off) or "resample"
-        raise CheckpointError(
-            f"`{model.name}` has an image processor that is not supported: {what}",
-            f"supported is {_PROCESSOR_TYPES[0]} with resize, rescale and normalise on",
-        )
     return settings | {"size": size}
 
 
-FAMILY = Qwen3VL("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel")
+FAMILY = Qwen3VL(
+    "qwen3_vl",
+    "Qwen3VLVisionConfig",
+    "Qwen3VLVisionModel",
+    ("vllm.model_executor.models.qwen3_vl",),
+)

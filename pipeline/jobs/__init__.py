@@ -5,13 +5,15 @@ Format: https://platform.openai.com/docs/api-reference/batch/request-input. An i
 the only fragment), a `file://` url or a `data:` url.
 """
 
-from pipeline.jobs.read import (
+from pipeline.jobs.parts import (
     cache_key_of,
     cache_part,
+    content_parts,
     inline_embedding_bytes,
-    read_job,
+    put_inline,
     with_embeddings,
 )
+from pipeline.jobs.read import read_job
 from pipeline.jobs.records import (
     SUPPORTED_URLS,
     ImageReference,
@@ -32,8 +34,10 @@ __all__ = [
     "cache_key_of",
     "cache_part",
     "check_job_path",
+    "content_parts",
     "image_url",
     "inline_embedding_bytes",
+    "put_inline",
     "read_job",
     "with_embeddings",
     "write_job",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import copy
 import json
 import os
 import re
@@ -215,47 +214,3 @@ def _data_reference(url: str, attachments: Path) -> ImageReference:
     except (binascii.Error, ValueError) as error:
         raise _Bad(Reason.BAD_IMAGE, f"data: url is not valid base64: {error}") from error
     return ImageReference(attachments / blake3(data).hexdigest(), 1, data)
-
-
-def with_embeddings(line: JobLine, parts: list[dict[str, Any]], model: str) -> dict[str, Any]:
-    """The line's body with its image parts replaced by `parts`, in order."""
-    body = copy.deepcopy(line.body)
-    replacements = iter(parts)
-    for part in _image_parts(body):
-        replacement = next(replacements)
-        part.clear()
-        part.update(replacement)
-    body["model"] = model
-    return body
-
-
-def inline_embedding_bytes(body: dict[str, Any]) -> int:
-    """Size of the `image_embeds` parts that a line brings along, as base64.
-
-    They are passed on as they are; what is in them is checked inside vLLM, request by request.
-    """
-    contents = (message.get("content") for message in body.get("messages", []))
-    return sum(
-        len(str(part.get("image_embeds")))
-        for content in contents
-        if isinstance(content, list)
-        for part in content
-        if part.get("type") == "image_embeds"
-    )
-
-
-def cache_part(key: str, grid: tuple[int, ...]) -> dict[str, Any]:
-    """An `image_embeds` part that refers to cache entry `key`; grid is (t, h, w) in patches."""
-    return {
-        "type": "image_embeds",
-        "image_embeds": {"image_embeds": f"cache:{key}", "image_grid_thw": list(grid)},
-        # the key is a content hash, so vLLM need not hash the tensor again
-        "uuid": key,
-    }
-
-
-def cache_key_of(part: dict[str, Any]) -> str | None:
-    """The key in a part that `cache_part` made; None for any other part."""
-    held = part.get("image_embeds")
-    rows = held.get("image_embeds") if isinstance(held, dict) else None
-    return rows.removeprefix("cache:") if isinstance(rows, str) and rows[:6] == "cache:" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -12,6 +13,7 @@ from pipeline.checkpoint import model_identity, resolve_model
 from pipeline.encode import EncodeReport, Locator, Outcome, Target, encode_pages, target_for
 from pipeline.engines.arguments import ModelSource
 from pipeline.errors import Failure, Reason, Stage
+from pipeline.families import Delivery, reference_part
 from pipeline.jobs import ImageReference
 from pipeline.pages import DEFAULT_DPI, Discovery
 from pipeline.run.apart import call_apart
@@ -67,10 +69,19 @@ class OpenPages:
             served_names=served_names,
             cache=target.store.root,
             tower_fingerprint=target.store.tower_fingerprint,
+            modalities=family.modalities,
             row_width=family.row_width(config),
             deepstack=family.row_width(config) > family.text_hidden_size(config),
+            prompt_embeds=family.delivery is Delivery.PROMPT,
+            config_overrides=family.config_overrides(config),
+            cpu_dtype=family.cpu_dtype,
             native=native,
         )
+
+    def reference_part(self, footer: Footer) -> dict[str, Any]:
+        """The content part by which an engine finds a page's embedding."""
+        target = self.target
+        return reference_part(footer, target.family, target.model, target.spec)
 
     def quarantine(self, damaged: Iterable[DamagedEntry]) -> None:
         """Move bad entries aside, so that their pages are missing again."""

@@ -13,7 +13,7 @@ from pipeline.engines.arguments import ModelSource
 from pipeline.engines.contract import Engine
 from pipeline.engines.llm import LlmEngine
 from pipeline.engines.run_batch import RunBatchEngine
-from pipeline.errors import Failure, JobError
+from pipeline.errors import Failure, JobError, UsageError
 from pipeline.journal import RunDirectory, open_run_directory
 from pipeline.run.answer import Tally, answer
 from pipeline.run.images import PageOptions, locate_images, open_pages
@@ -88,7 +88,7 @@ def run_job(options: RunOptions) -> RunReport:
         try:
             for round_ in range(1 + REPAIRS):
                 images = locate_images(survey.images, pages, options.encode, options.quiet)
-                maker = RequestMaker(source, images, names, pages.model_identity)
+                maker = RequestMaker(source, images, names, pages)
                 pending = plan(maker, directory, tally)
                 damaged = answer(engine, maker, pending, directory, tally, options.quiet)
                 pages.quarantine(damaged)
@@ -136,7 +136,13 @@ def give_up(damaged: list[DamagedEntry], directory: RunDirectory, tally: Tally) 
 
 
 def make_engine(options: EngineOptions, directory: RunDirectory, model: ModelSource) -> Engine:
-    """The driver that the options name."""
+    """The driver that the options name; raises UsageError if it can't serve the model."""
+    if model.prompt_embeds and options.driver == "run-batch":
+        raise UsageError(
+            "vLLM's batch runner can't be handed this model's embeddings: its class takes none, "
+            "so they go into the prompt, which only `--engine llm` builds",
+            "leave out `--engine run-batch`",
+        )
     drivers: dict[str, type[LlmEngine] | type[RunBatchEngine]] = {
         "llm": LlmEngine,
         "run-batch": RunBatchEngine,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import Failure, Reason, Stage
-from pipeline.jobs import JobLine, Request, cache_part, inline_embedding_bytes, with_embeddings
+from pipeline.jobs import JobLine, Request, inline_embedding_bytes, with_embeddings
 from pipeline.keys import canonical_json
+from pipeline.run.images import OpenPages
 from pipeline.run.survey import JobSource
 from pipeline.store import Footer
 
@@ -23,7 +24,7 @@ class RequestMaker:
     source: JobSource
     images: Images
     served_names: tuple[str, ...]
-    model_identity: str
+    pages: OpenPages
 
     def requests(self) -> Iterator[Request | Failure]:
         """One per line of the job, in its order; what is wrong with a line comes as a Failure."""
@@ -43,7 +44,7 @@ class RequestMaker:
                 return _of_line(found, line)
             footers.append(found)
         keys = tuple(footer.key for footer in footers)
-        parts = [cache_part(footer.key, footer.grid or ()) for footer in footers]
+        parts = [self.pages.reference_part(footer) for footer in footers]
         return Request(
             custom_id=line.custom_id,
             url=line.url,
@@ -58,7 +59,7 @@ class RequestMaker:
     def _identity(self, line: JobLine, keys: tuple[str, ...]) -> str:
         """Digest of all that the answer depends on; sampling defaults are in the model's."""
         return hashlib.sha256(
-            canonical_json([line.url, line.body, list(keys), self.model_identity])
+            canonical_json([line.url, line.body, list(keys), self.pages.model_identity])
         ).hexdigest()
 
     def _failure(self, line: JobLine, detail: str) -> Failure:

@@ -81,6 +81,7 @@ class Entry:
         tower_fingerprint: str,
         grid: Grid | None,
         source_size: tuple[int, int],
+        tiles: int = 1,
         made_by: str = "",
     ) -> Entry:
         """The entry of bfloat16 values given as their bits, uint16 of shape (rows, width).
@@ -102,7 +103,7 @@ class Entry:
             grid=grid,
             source_width_px=source_size[1],
             source_height_px=source_size[0],
-            tiles=1,
+            tiles=tiles,
             finite=planes_finite(high, low),
             digest=payload_digest(key, rows, width, grid, (high, low)),
             made_by=made_by,
@@ -133,7 +134,8 @@ def planes_finite(high: bytes | memoryview, low: bytes | memoryview) -> bool:
 def footer_problem(footer: Footer, key: str, tower_fingerprint: str) -> str | None:
     """Why an entry with this footer can't be served under `key`; None if it can."""
     try:
-        merge_size = int(json.loads(footer.spec_json)["budget"]["merge_size"])
+        geometry = json.loads(footer.spec_json)["geometry"]
+        merge_size = 1 if footer.grid is None else int(geometry["merge_size"])
     except (ValueError, KeyError, TypeError):
         return "its spec is unreadable"
     if footer.format_version != FORMAT_VERSION:

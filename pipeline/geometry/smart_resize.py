@@ -1,24 +1,15 @@
-"""From a page's size to the model's size, grid and token count.
-
-Plain integers, no imaging library: the same numbers are needed where a job is planned, where
-pages are encoded and where a report is written.
-"""
+"""The rule of the Qwen-VL kind: whole tokens of the page's own shape, within a pixel budget."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.errors import UsageError
+from pipeline.geometry.placement import AspectRatioError, Grid, Placement, check_page_size
 
 MAX_ASPECT_RATIO = 200
 MAX_MIN_PIXELS = 100_000_000  # no page is enlarged beyond what may be decoded
-
-Grid = tuple[int, int, int]
-
-
-class AspectRatioError(ValueError):
-    """The page is more than 200 times longer than wide; the model's processor refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +24,7 @@ class PixelBudget:
     merge_size: int
     min_pixels: int
     max_pixels: int
+    kind: str = field(default="smart_resize", init=False)
 
     def __post_init__(self) -> None:
         for name in ("patch_size", "merge_size", "min_pixels", "max_pixels"):
@@ -59,6 +51,12 @@ class PixelBudget:
         """Side of one token in px."""
         return self.patch_size * self.merge_size
 
+    def place(self, height_px: int, width_px: int) -> Placement:
+        """See `Geometry.place`; the grid counts patches, before they are merged."""
+        height, width = resized_size(height_px, width_px, self)
+        grid = (1, height // self.patch_size, width // self.patch_size)
+        return Placement(height, width, tokens(grid, self.merge_size), grid)
+
 
 def resized_size(height_px: int, width_px: int, budget: PixelBudget) -> tuple[int, int]:
     """(height, width) in px that the model's processor chooses for a page.
@@ -69,8 +67,7 @@ def resized_size(height_px: int, width_px: int, budget: PixelBudget) -> tuple[in
 
     Raises AspectRatioError where one side is more than 200 times the other.
     """
-    if height_px < 1 or width_px < 1:
-        raise ValueError(f"a page has at least 1 x 1 px, got {height_px} x {width_px}")
+    check_page_size(height_px, width_px)
     long_px, short_px = max(height_px, width_px), min(height_px, width_px)
     if long_px > MAX_ASPECT_RATIO * short_px:
         raise AspectRatioError(
@@ -88,12 +85,6 @@ def resized_size(height_px: int, width_px: int, budget: PixelBudget) -> tuple[in
         height = math.ceil(height_px * beta / factor) * factor
         width = math.ceil(width_px * beta / factor) * factor
     return height, width
-
-
-def grid_thw(height_px: int, width_px: int, budget: PixelBudget) -> Grid:
-    """(1, rows, columns) of patches of a page, `image_grid_thw` in the model's words."""
-    height, width = resized_size(height_px, width_px, budget)
-    return (1, height // budget.patch_size, width // budget.patch_size)
 
 
 def tokens(grid: Grid, merge_size: int) -> int:
