@@ -119,7 +119,6 @@ class TransformersFamily:
     def load_tower(self, model: Model, precision: str = "float32") -> ProcessorTower:
         """The shell with the checkpoint's vision weights, and the checkpoint's processor."""
         import torch
-        from transformers import AutoImageProcessor
 
         shell = build_shell(model, lambda: self.make_shell(model))
         weights = {
@@ -127,7 +126,13 @@ class TransformersFamily:
             for name, tensor in vision_tensors(model, self).items()
         }
         fill_shell(model, shell, weights, self.parts, self.shell_prefix)
-        return ProcessorTower(self, shell, AutoImageProcessor.from_pretrained(model.path))
+        return ProcessorTower(self, shell, self.make_processor(model))
+
+    def make_processor(self, model: Model) -> Any:
+        """The checkpoint's image processor, with what its joint processor would tell it."""
+        from transformers import AutoImageProcessor
+
+        return AutoImageProcessor.from_pretrained(model.path)
 
     def make_shell(self, model: Model) -> Any:
         """Construct the class with a language model of one layer."""
