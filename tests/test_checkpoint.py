@@ -13,14 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_layouts import INDEX, tower_alone
 from checkpoints import load_weights, make_qwen3_vl, save_weights, write_json
+from safetensors.torch import load_file, save_file
 
 from pipeline.checkpoint import (
     BUNDLED_PATH,
     Model,
     model_identity,
     resolve_model,
+    tensor_problems,
     tower_fingerprint,
+    vision_places,
     vision_tensors,
 )
 from pipeline.errors import CheckpointError, UsageError
@@ -168,24 +172,6 @@ def test_exactly_the_vision_tensors_are_read(made: Path) -> None:
     assert all(torch.equal(read[name], stored[name]) for name in stored)
 
 
-def test_shards_without_vision_tensors_are_not_needed(copied: Path) -> None:
-    weights = load_weights(copied)
-    text = {name: tensor for name, tensor in weights.items() if "visual" not in name}
-    vision = {name: tensor for name, tensor in weights.items() if "visual" in name}
-    before = fingerprint(copied)
-    save_weights(copied, vision | text, 2)
-    index = json.loads((copied / "model.safetensors.index.json").read_text())
-    from safetensors.torch import save_file
-
-    save_file(vision, copied / "model-00001-of-00002.safetensors")
-    (copied / "model-00002-of-00002.safetensors").unlink()
-    for name in weights:
-        number = 1 if name in vision else 2
-        index["weight_map"][name] = f"model-0000{number}-of-00002.safetensors"
-    write_json(copied / "model.safetensors.index.json", index)
-    assert fingerprint(copied) == before and len(tensors(copied)) == len(vision)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -200,11 +186,11 @@ def test_shards_without_vision_tensors_are_not_needed(copied: Path) -> None:
         ),
         (
             {"model.visual.blocks.0.attn.qkv.weight_scale": torch.ones(1)},
-            "quantised vision weights: blocks.0.attn.qkv.weight_scale",
+            "quantised vision weights, scales beside plain weights: blocks.0.attn.qkv.weight_scale",
         ),
         (
             {"model.visual.blocks.0.attn.proj.weight": torch.ones(32, 32, dtype=torch.int8)},
-            "quantised vision weights: blocks.0.attn.proj.weight",
+            "quantised vision weights, type I8: blocks.0.attn.proj.weight",
         ),
         ({"visual.blocks.0.norm1.bias": torch.zeros(32)}, "two tensors for blocks.0.norm1.bias"),
     ],
@@ -247,14 +233,185 @@ def test_a_file_of_the_identity_that_can_not_be_read_is_named(copied: Path) -> N
         model_identity(resolve_model(str(copied)))
 
 
-def test_an_index_that_promises_too_much_is_refused(copied: Path) -> None:
-    path = copied / "model.safetensors.index.json"
+# ---------------------------------------------------------------- odd layouts
+
+
+def edit_index(directory: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    """Put another weight map into the index."""
+    path = directory / INDEX
     index = json.loads(path.read_text())
-    names = sorted({shard for shard in index["weight_map"].values()})
-    index["weight_map"][BIAS] = next(n for n in names if n != index["weight_map"][BIAS])
-    write_json(path, index)
-    with pytest.raises(CheckpointError, match=f"has no tensor {BIAS}, though the index says so"):
+    write_json(path, index | {"weight_map": change(index["weight_map"])})
+
+
+def test_a_tower_alone_on_its_shard_is_all_that_is_needed(copied: Path) -> None:
+    before = fingerprint(copied)
+    shard = tower_alone(copied)
+    for path in copied.glob("*.safetensors"):
+        if path.name != shard:
+            path.unlink()
+    assert fingerprint(copied) == before
+    assert len(tensors(copied)) == len(load_weights(copied))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tower.safetensors"])
+def test_without_an_index_every_file_is_looked_into(copied: Path, name: str) -> None:
+    before = fingerprint(copied)
+    shard = tower_alone(copied, index=False)
+    assert fingerprint(copied) == before
+    (copied / shard).rename(copied / name)
+    assert fingerprint(copied) == before
+
+
+def test_an_index_that_names_the_wrong_shard_is_corrected_by_the_headers(copied: Path) -> None:
+    before = fingerprint(copied)
+    edit_index(copied, lambda shards: shards | {BIAS: other_than(shards[BIAS], shards)})
+    assert fingerprint(copied) == before
+
+
+def other_than(shard: str, shards: dict[str, str]) -> str:
+    return next(each for each in sorted(shards.values()) if each != shard)
+
+
+def test_an_index_that_sends_the_tower_to_a_text_shard_is_corrected(copied: Path) -> None:
+    before, shard = fingerprint(copied), tower_alone(copied)
+    edit_index(
+        copied, lambda shards: {n: s.replace("00003-of", "00001-of") for n, s in shards.items()}
+    )
+    assert shard not in (copied / INDEX).read_text()
+    assert fingerprint(copied) == before and tensors(copied).keys()
+
+
+def test_an_index_that_does_not_know_the_tower_is_completed_by_a_stray_file(copied: Path) -> None:
+    before, shard = fingerprint(copied), tower_alone(copied)
+    (copied / shard).rename(copied / "vision.safetensors")
+    edit_index(copied, lambda shards: {n: s for n, s in shards.items() if s != shard})
+    assert fingerprint(copied) == before and tensors(copied).keys()
+
+
+def test_a_tensor_that_the_index_forgot_is_found_on_the_shards_of_the_others(copied: Path) -> None:
+    before = fingerprint(copied)
+    edit_index(copied, lambda shards: {n: s for n, s in shards.items() if n != BIAS})
+    assert fingerprint(copied) == before
+
+
+def test_shards_that_are_not_there_are_no_concern_without_vision_tensors(copied: Path) -> None:
+    before = fingerprint(copied), model_identity(resolve_model(str(copied)))
+    edit_index(
+        copied, lambda shards: shards | {"lm_head.weight": "model-00009-of-00009.safetensors"}
+    )
+    assert fingerprint(copied) == before[0]
+    assert model_identity(resolve_model(str(copied))) != before[1]
+
+
+def test_a_vision_tensor_that_moved_from_a_shard_that_is_gone_is_found(copied: Path) -> None:
+    before = fingerprint(copied)
+    edit_index(copied, lambda shards: shards | {BIAS: "model-00009-of-00009.safetensors"})
+    assert fingerprint(copied) == before
+
+
+def test_a_stray_copy_is_neither_read_nor_part_of_the_model(copied: Path) -> None:
+    before = fingerprint(copied), model_identity(resolve_model(str(copied)))
+    save_file({BIAS: torch.zeros(32)}, copied / "old.safetensors")
+    (copied / "broken.safetensors").write_bytes(b"no header")
+    assert (fingerprint(copied), model_identity(resolve_model(str(copied)))) == before
+
+
+def test_the_shard_that_the_index_names_holds_the_tensor_that_counts(copied: Path) -> None:
+    before = fingerprint(copied)
+    index = json.loads((copied / INDEX).read_text())["weight_map"]
+    other = copied / other_than(index[BIAS], index)
+    save_file(load_file(other) | {BIAS: torch.zeros(32)}, other)
+    assert fingerprint(copied) == before
+
+
+def test_an_index_that_promises_too_much_is_refused(copied: Path) -> None:
+    rewrite(copied, {BIAS: None})
+    name = "model-00002-of-00003.safetensors"
+    edit_index(copied, lambda shards: shards | {BIAS: name})
+    expected = f"{name} has no tensor {BIAS}, though the index says so, and no other file has it"
+    with pytest.raises(CheckpointError) as error:
         fingerprint(copied)
+    assert error.value.message == expected
+
+
+def test_equal_copies_under_two_prefixes_are_one_tensor(copied: Path) -> None:
+    before = fingerprint(copied)
+    rewrite(copied, {"visual.blocks.0.norm1.bias": load_weights(copied)[BIAS]})
+    assert fingerprint(copied) == before
+
+
+def test_copies_that_differ_are_refused_with_both_names_and_files(copied: Path) -> None:
+    rewrite(copied, {"visual.blocks.0.norm1.bias": load_weights(copied)[BIAS] * 2})
+    with pytest.raises(CheckpointError) as error:
+        fingerprint(copied)
+    for part in ("two tensors for blocks.0.norm1.bias: ", BIAS, "visual.blocks.0.norm1.bias in "):
+        assert part in error.value.message
+
+
+def test_copies_in_files_without_an_index_are_refused_if_they_differ(copied: Path) -> None:
+    rewrite(copied, {}, shards=1)
+    before = fingerprint(copied)
+    bias = load_weights(copied)[BIAS]
+    save_file({BIAS: bias}, copied / "more.safetensors")
+    assert fingerprint(copied) == before
+    save_file({BIAS: -bias}, copied / "more.safetensors")
+    message = "in model.safetensors and .* in more.safetensors, which differ"
+    with pytest.raises(CheckpointError, match=message):
+        fingerprint(copied)
+
+
+def test_a_model_without_vision_tensors_or_without_weights_says_so(copied: Path) -> None:
+    names = [name for name in load_weights(copied) if "visual" in name]
+    rewrite(copied, dict.fromkeys(names))
+    with pytest.raises(CheckpointError, match="has no vision tensors in its safetensors files"):
+        fingerprint(copied)
+    for path in copied.glob("*.safetensors*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="has no vision tensors in its safetensors files"):
+        fingerprint(copied)
+
+
+def test_an_index_that_leads_out_of_the_directory_is_refused(copied: Path) -> None:
+    rewrite(copied, {}, shards=1)
+    shutil.move(copied / "model.safetensors", copied.parent / "outside.safetensors")
+    index = {name: "../outside.safetensors" for name in load_weights(copied.parent)}
+    write_json(copied / INDEX, {"weight_map": index})
+    with pytest.raises(CheckpointError, match=r"names '../outside.safetensors', which is no file"):
+        fingerprint(copied)
+
+
+class UnknownShapes:
+    """A layout whose shapes only the module knows."""
+
+    def weight_name(self, name: str) -> str | None:
+        return name.removeprefix("model.visual.") if "visual" in name else None
+
+    def expected_shapes(self, config: object) -> None:
+        return None
+
+    def vision_config(self, config: object) -> dict[str, Any]:
+        return {}
+
+
+def test_without_expected_shapes_all_vision_tensors_are_taken(copied: Path) -> None:
+    rewrite(copied, {"model.visual.more": torch.zeros(3)})
+    model = resolve_model(str(copied))
+    places = vision_places(model, UnknownShapes())
+    assert places["more"].shape == (3,)
+    assert places.keys() == vision_tensors(model, UnknownShapes()).keys()
+    assert len(tower_fingerprint(model, UnknownShapes())) == 64
+
+
+def test_problems_of_tensors_are_told_by_name() -> None:
+    expected = {"a": (1,), "b": (2, 3), "c": (4,), **{f"x{n}": (1,) for n in range(5)}}
+    given = {"b": [3, 2], "c": torch.zeros(4).shape, "d": (1,)}
+    assert tensor_problems(given, expected) == (
+        "missing: a, x0, x1 and 3 more; left over: d; of another shape: b [3, 2] instead of [2, 3]"
+    )
+    assert tensor_problems(expected, expected) == ""
+
+
+# ---------------------------------------------------------------- damage
 
 
 BAD_HEADERS: list[Any] = [
@@ -285,13 +442,24 @@ def test_a_header_that_is_no_object_is_refused(copied: Path, header: bytes) -> N
         fingerprint(copied)
 
 
-def test_offsets_that_overlap_are_refused_before_a_tensor_is_used(copied: Path) -> None:
+@pytest.mark.parametrize("read", [fingerprint, tensors])
+def test_offsets_that_overlap_or_leave_gaps_are_refused(
+    copied: Path, read: Callable[[Path], object]
+) -> None:
     def shifted(entry: dict[str, Any]) -> dict[str, Any]:
         return entry | {"data_offsets": [at + 2 for at in entry["data_offsets"]]}
 
     edit_header(copied, shifted)
-    with pytest.raises(CheckpointError, match=r"can't read .*safetensors"):
-        tensors(copied)
+    message = f"the header is damaged at {BIAS}: it starts at byte"
+    with pytest.raises(CheckpointError, match=message):
+        read(copied)
+
+
+def test_bytes_after_the_last_tensor_are_refused(copied: Path) -> None:
+    with open(copied / "model-00002-of-00003.safetensors", "ab") as stream:
+        stream.write(b"12345")
+    with pytest.raises(CheckpointError, match="has 5 bytes too many"):
+        fingerprint(copied)
 
 
 def edit_header(directory: Path, change: Callable[[Any], Any]) -> None:

@@ -1,9 +1,23 @@
 """A model directory: its config, and of its weights only the vision tensors, fingerprinted."""
 
 from pipeline.checkpoint.identity import model_identity, tower_fingerprint
-from pipeline.checkpoint.model import BUNDLED_NAME, BUNDLED_PATH, Model, read_json, resolve_model
+from pipeline.checkpoint.model import (
+    BUNDLED_NAME,
+    BUNDLED_PATH,
+    Model,
+    fetch_weights,
+    read_json,
+    resolve_model,
+)
+from pipeline.checkpoint.quantised import quantisation_name
 from pipeline.checkpoint.settings import checked_settings
-from pipeline.checkpoint.weights import WeightLayout, vision_places, vision_tensors
+from pipeline.checkpoint.weights import (
+    WeightLayout,
+    require_tensors,
+    tensor_problems,
+    vision_places,
+    vision_tensors,
+)
 
 __all__ = [
     "BUNDLED_NAME",
@@ -11,9 +25,13 @@ __all__ = [
     "Model",
     "WeightLayout",
     "checked_settings",
+    "fetch_weights",
     "model_identity",
+    "quantisation_name",
     "read_json",
+    "require_tensors",
     "resolve_model",
+    "tensor_problems",
     "tower_fingerprint",
     "vision_places",
     "vision_tensors",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline.checkpoint.model import Model, shard_path
-from pipeline.checkpoint.weights import WeightLayout, read_header, shard_names, vision_places
+from pipeline.checkpoint.files import weight_files
+from pipeline.checkpoint.headers import TensorPlace, read_header
+from pipeline.checkpoint.model import Model
+from pipeline.checkpoint.read import tensor_bytes
+from pipeline.checkpoint.weights import WeightLayout, vision_places
 from pipeline.errors import CheckpointError
 from pipeline.keys import canonical_json
 
@@ -17,38 +19,43 @@ _IDENTITY_FILES = re.compile(
     r"config\.json|generation_config\.json|tokenizer.*|vocab\..*|merges\.txt|added_tokens\.json"
     r"|special_tokens_map\.json|chat_template.*|processor_config\.json"
 )
-_CHUNK_BYTES = 1 << 22
 
 
-def tower_fingerprint(model: Model, layout: WeightLayout) -> str:
+def tower_fingerprint(
+    model: Model, layout: WeightLayout, places: Mapping[str, TensorPlace] | None = None
+) -> str:
     """sha256 (64 hex) over the tower's settings and the names, types, shapes and bytes of its
-    tensors; the same however the checkpoint is sharded, prefixed or quantised elsewhere."""
-    places = vision_places(model, layout)
-    table = [[name, place.dtype, list(place.shape)] for name, place in places.items()]
+    tensors; the same however the checkpoint is sharded, prefixed or quantised elsewhere.
+
+    An FP8 tensor counts as it is stored, with its scale: never the same as one in full precision,
+    whose values native vLLM would compute with otherwise. `places` are those of `vision_places`,
+    if they are known.
+    """
+    places = vision_places(model, layout) if places is None else places
+    table = [[name, *_form(place)] for name, place in places.items()]
     head = {"config": layout.vision_config(model.config), "tensors": table}
     digest = hashlib.sha256(canonical_json(head))
     for place in places.values():
-        for chunk in _chunks(shard_path(model, place.shard), place.start, place.stop):
-            digest.update(chunk)
+        for part in [place] if place.scale is None else [place, place.scale.place]:
+            for piece in tensor_bytes(model, part):
+                digest.update(piece)
     return digest.hexdigest()
 
 
-def _chunks(path: Path, start: int, stop: int) -> Iterator[bytes]:
-    with open(path, "rb") as stream:
-        stream.seek(start)
-        while start < stop:
-            chunk = stream.read(min(_CHUNK_BYTES, stop - start))
-            if not chunk:
-                raise CheckpointError(f"`{path}` is cut off", "fetch it again")
-            start += len(chunk)
-            yield chunk
+def _form(place: TensorPlace) -> list[Any]:
+    form: list[Any] = [place.dtype, list(place.shape)]
+    if place.scale is not None:
+        scale = place.scale
+        form.append([scale.place.dtype, list(scale.grid), list(scale.block)])
+    return form
 
 
 def model_identity(model: Model) -> str:
     """sha256 (64 hex) of what decides the model's answers, without reading the weights.
 
-    Config, generation config, tokenizer, chat template; each shard's name, size and header; the
-    commit of a hub model. Shards of a hub model that are not here yet count by name.
+    Config, generation config, tokenizer, chat template; each shard's name, size and header. The
+    shards of a hub model count by name: its commit decides what they hold, fetched or not. So
+    does a shard that the index names and that is not there.
     """
     small = sorted(path for path in model.path.iterdir() if _IDENTITY_FILES.fullmatch(path.name))
     try:
@@ -62,11 +69,10 @@ def model_identity(model: Model) -> str:
         "files": files,
         "shards": {},
     }
-    for shard in sorted(set(shard_names(model).values())):
+    for shard in weight_files(model):
         path = model.path / shard
-        if model.repo is None or path.is_file():
-            header, _ = read_header(shard_path(model, shard))
+        parts["shards"][shard] = None
+        if model.repo is None and path.is_file():
+            header, _ = read_header(path)
             parts["shards"][shard] = [path.stat().st_size, header]
-        else:
-            parts["shards"][shard] = None
     return hashlib.sha256(canonical_json(parts)).hexdigest()

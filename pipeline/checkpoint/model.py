@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from pipeline.errors import CheckpointError, MissingExtraError, UsageError
 BUNDLED_NAME = "tiny-reader"
 BUNDLED_PATH = Path(__file__).parent.parent / "models" / BUNDLED_NAME
 
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -51,20 +54,32 @@ def _hub_model(model: str, revision: str | None) -> Model:
         raise CheckpointError(
             f"no model directory `{model}`", "give a directory that holds config.json, or a hub id"
         )
+    hub = _hub_client()
     try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        hint = "pip install huggingface_hub"
-        raise MissingExtraError("hub models need `huggingface_hub`", hint) from error
-    try:
-        path = snapshot_download(model, revision=revision, allow_patterns=list(_SMALL_FILES))
+        path = hub.snapshot_download(
+            model, revision=revision, allow_patterns=list(_SMALL_FILES), ignore_patterns=["*/*"]
+        )
     except Exception as error:  # the client raises a dozen types for no network, no such model, …
         raise CheckpointError(
-            f"can't fetch `{model}` from the hub: {first_line(error)}",
-            "check the name and the network, or download it and give its directory",
+            f"can't fetch `{model}` from the hub: {first_line(error)}", _hub_hint(hub)
         ) from error
     root = Path(path)
     return Model(root, model, read_json(root / "config.json"), repo=model, revision=root.name)
+
+
+def _hub_client() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        hint = "pip install huggingface_hub"
+        raise MissingExtraError("hub models need `huggingface_hub`", hint) from error
+    return huggingface_hub
+
+
+def _hub_hint(hub: Any) -> str:
+    if hub.constants.HF_HUB_OFFLINE:
+        return "unset HF_HUB_OFFLINE, or give the directory of a downloaded model"
+    return "check the name and the network, or download it and give its directory"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -86,20 +101,67 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def weight_map(model: Model) -> dict[str, str]:
+    """Tensor name → shard, as the index has it; empty where there is no index."""
+    path = model.path / _INDEX
+    if not path.is_file():
+        return {}
+    shards = read_json(path).get("weight_map")
+    if not isinstance(shards, dict):
+        raise CheckpointError(f"`{path}` has no weight_map")
+    return {str(name): str(shard) for name, shard in shards.items()}
+
+
 def shard_path(model: Model, shard: str) -> Path:
     """Where a shard lies; one of a hub model is fetched if it is not there yet."""
+    if Path(shard).name != shard:
+        raise CheckpointError(f"the index of `{model.name}` names {shard!r}, which is no file name")
     path = model.path / shard
     if os.path.isfile(path):
         return path
-    if model.repo is None or Path(shard).name != shard:
+    if model.repo is None:
         raise CheckpointError(
             f"`{model.path}` has no {shard}", "the checkpoint is incomplete: fetch it again"
         )
-    from huggingface_hub import hf_hub_download
-
+    hub = _hub_client()
     try:
-        return Path(hf_hub_download(model.repo, shard, revision=model.revision))
+        return Path(hub.hf_hub_download(model.repo, shard, revision=model.revision))
     except Exception as error:  # as in `_hub_model`
         raise CheckpointError(
-            f"can't fetch {shard} of `{model.repo}`: {first_line(error)}"
+            f"can't fetch {shard} of `{model.repo}`: {first_line(error)}", _hub_hint(hub)
         ) from error
+
+
+@functools.lru_cache
+def repository_files(model: Model, suffix: str) -> tuple[str, ...]:
+    """Files of a hub model that end so, not in folders; none of a local one, or offline."""
+    if model.repo is None:
+        return ()
+    hub = _hub_client()
+    try:
+        names = hub.list_repo_files(model.repo, revision=model.revision)
+    except Exception:  # no network: what is in the local cache must do
+        return ()
+    return tuple(name for name in names if name.endswith(suffix) and "/" not in name)
+
+
+@functools.lru_cache
+def repository_tensors(model: Model, shard: str) -> tuple[str, ...]:
+    """Names of the tensors in a hub model's file, of which only the header is fetched."""
+    hub = _hub_client()
+    try:
+        header = hub.HfApi().parse_safetensors_file_metadata(
+            model.repo, shard, revision=model.revision
+        )
+    except Exception as error:  # as in `_hub_model`
+        raise CheckpointError(
+            f"can't look into {shard} of `{model.repo}`: {first_line(error)}", _hub_hint(hub)
+        ) from error
+    return tuple(header.tensors)
+
+
+def fetch_weights(model: Model) -> None:
+    """Fetch every shard of a hub model: an engine needs them all, our encoder only some."""
+    if model.repo is not None:
+        for shard in sorted(set(weight_map(model).values())) or [_SINGLE]:
+            shard_path(model, shard)

@@ -1,31 +1,19 @@
-"""The vision tensors of a checkpoint, found through its index; nothing else is read.
-
-Headers are parsed here, so that no torch is needed: a safetensors file is 8 bytes of length, a
-JSON header and raw bytes (https://huggingface.co/docs/safetensors#format).
-"""
+"""The vision tensors of a checkpoint: all of them, each once, of the shape that the tower takes."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
-from operator import index
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.checkpoint.model import Model, first_line, read_json, shard_path
+from pipeline.checkpoint.files import Found, find_tensors
+from pipeline.checkpoint.headers import TensorPlace
+from pipeline.checkpoint.model import Model
+from pipeline.checkpoint.quantised import join_scales, some
+from pipeline.checkpoint.read import read_tensors, same_bytes
 from pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
-
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_FLOAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-_QUANTISED = re.compile(r"\.(weight_scale|weight_scale_inv|scales|qweight|qzeros|input_scale)$")
-_MAX_HEADER_BYTES = 100_000_000
 
 
 class WeightLayout(Protocol):
@@ -34,146 +22,88 @@ class WeightLayout(Protocol):
     def weight_name(self, name: str) -> str | None:
         """The tower's name of a checkpoint tensor; None if it is no vision tensor."""
 
-    def expected_shapes(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Name (in the tower) and shape of every vision tensor."""
+    def expected_shapes(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
+        """Name (in the tower) and shape of every vision tensor.
+
+        None where only the module itself can tell: whoever loads it compares them then.
+        """
 
     def vision_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of the tower, defaults filled in."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlace:
-    """A tensor inside a shard: bytes `start` to `stop` of the file."""
-
-    shard: str
-    stored_name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def shard_names(model: Model) -> dict[str, str]:
-    """Tensor name → shard, from the index; or all tensors of the single file."""
-    if (model.path / _INDEX).is_file():
-        shards = read_json(model.path / _INDEX).get("weight_map")
-        if not isinstance(shards, dict):
-            raise CheckpointError(f"`{model.path / _INDEX}` has no weight_map")
-        return {str(name): str(shard) for name, shard in shards.items()}
-    header, _ = read_header(shard_path(model, _SINGLE))
-    return dict.fromkeys(header, _SINGLE)
-
-
-def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Tensors of a safetensors file (name → dtype, shape, data_offsets) and where data starts."""
-    try:
-        with open(path, "rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            if not 2 <= size <= _MAX_HEADER_BYTES:
-                raise ValueError(f"header of {size} bytes")
-            header = json.loads(stream.read(size))
-        if not isinstance(header, dict):
-            raise ValueError("its header is no JSON object")
-        header.pop("__metadata__", None)
-        return header, 8 + size
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{path}` is no safetensors file: {first_line(error)}") from error
-
-
 def vision_places(model: Model, layout: WeightLayout) -> dict[str, TensorPlace]:
-    """Tower name → place of every vision tensor, in name order.
+    """Tower name → place of every vision tensor, in name order; an FP8 one with its scale.
 
     Raises CheckpointError naming tensors that are missing, left over, of another shape, cut off,
-    or quantised.
+    there twice with different values, or quantised in a format that can't be undone.
     """
-    wanted: dict[str, str] = {}
-    for stored, shard in shard_names(model).items():
-        if layout.weight_name(stored) is not None:
-            wanted[stored] = shard
-    headers = {
-        shard: read_header(shard_path(model, shard)) for shard in sorted(set(wanted.values()))
-    }
-    places: dict[str, TensorPlace] = {}
-    for stored, shard in sorted(wanted.items()):
-        name = layout.weight_name(stored)
-        header, start = headers[shard]
-        if stored not in header:
-            raise CheckpointError(f"{shard} has no tensor {stored}, though the index says so")
-        if name in places:
-            raise CheckpointError(
-                f"two tensors for {name}: {places[name].stored_name} and {stored}"
-            )
-        places[str(name)] = _place(shard, stored, header[stored], start)
-    _check_places(model, places, layout.expected_shapes(model.config))
+    expected = layout.expected_shapes(model.config)
+    found = find_tensors(model, layout.weight_name, expected or ())
+    once = {name: _only(model, name, places, found) for name, places in found.places.items()}
+    if not once:
+        raise CheckpointError(
+            f"`{model.name}` has no vision tensors in its safetensors files",
+            "is it a complete model directory, and of the type that config.json names?",
+        )
+    places = join_scales(model, once)
+    if expected is not None:
+        require_tensors(model, {name: place.shape for name, place in places.items()}, expected)
     return dict(sorted(places.items()))
 
 
-def _place(shard: str, stored: str, entry: Mapping[str, Any], start: int) -> TensorPlace:
-    try:
-        low, high = map(index, entry["data_offsets"])
-        dtype, shape = str(entry["dtype"]), tuple(map(index, entry["shape"]))
-        size = prod(shape) * _FLOAT_BYTES.get(dtype, 0)  # 0: a type that is refused later on
-        if low < 0 or (size and high - low != size):
-            raise ValueError(f"{high - low} bytes for {dtype} of shape {list(shape)}")
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{shard}: the header is damaged at {stored}: {first_line(error)}", "fetch it again"
-        ) from error
-    return TensorPlace(shard, stored, dtype, shape, start + low, start + high)
+def vision_tensors(
+    model: Model, layout: WeightLayout, dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """The vision tensors by tower name, as stored or in `dtype`; no other weight is read.
+
+    An FP8 weight is its value times its scale, in float32 where no type is asked for. While they
+    are read, memory holds the result and one piece of a file.
+    """
+    return read_tensors(model, vision_places(model, layout), dtype)
 
 
-def _check_places(
-    model: Model, places: Mapping[str, TensorPlace], expected: Mapping[str, tuple[int, ...]]
+def require_tensors(
+    model: Model, given: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]
 ) -> None:
-    where = f"vision tower of `{model.name}`"
-    quantised = [name for name in places if _QUANTISED.search(name)]
-    quantised += [name for name, place in places.items() if place.dtype not in _FLOAT_BYTES]
-    if quantised:
+    """Raise CheckpointError unless exactly the expected tensors are given; both name → shape."""
+    problems = tensor_problems(given, expected)
+    if problems:
         raise CheckpointError(
-            f"{where}: quantised vision weights: {_some(quantised)}",
-            "use a checkpoint whose vision tower is kept in 16 or 32 bits",
-        )
-    problems = {
-        "missing": sorted(expected.keys() - places.keys()),
-        "left over": sorted(places.keys() - expected.keys()),
-        "of another shape": [
-            f"{name} {list(place.shape)} instead of {list(expected[name])}"
-            for name, place in places.items()
-            if name in expected and place.shape != expected[name]
-        ],
-    }
-    found = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
-    if found:
-        raise CheckpointError(
-            f"{where}: tensors " + "; ".join(found),
+            f"vision tower of `{model.name}`: tensors {problems}",
             "weights and config.json do not belong together",
         )
-    for place in places.values():
-        path = shard_path(model, place.shard)
-        if place.stop > path.stat().st_size:
-            raise CheckpointError(f"`{path}` is cut off", "fetch it again")
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+def tensor_problems(
+    given: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]
+) -> str:
+    """What is missing, left over or of another shape, by name; empty if nothing is."""
+    problems = {
+        "missing": sorted(expected.keys() - given.keys()),
+        "left over": sorted(given.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {list(given[name])} instead of {list(expected[name])}"
+            for name in sorted(given.keys() & expected.keys())
+            if list(given[name]) != list(expected[name])
+        ],
+    }
+    return "; ".join(f"{what}: {some(names)}" for what, names in problems.items() if names)
 
 
-def vision_tensors(model: Model, layout: WeightLayout) -> dict[str, torch.Tensor]:
-    """The vision tensors by tower name, as stored; nothing else of the weights is read."""
-    from safetensors import SafetensorError, safe_open
+def _only(model: Model, name: str, places: list[TensorPlace], found: Found) -> TensorPlace:
+    """The one tensor of this name: that of the index, or any where all hold the same bytes.
 
-    places = vision_places(model, layout)
-    tensors: dict[str, torch.Tensor] = {}
-    for shard in sorted({place.shard for place in places.values()}):
-        path = shard_path(model, shard)
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name, place in places.items():
-                    if place.shard == shard:
-                        tensors[name] = file.get_tensor(place.stored_name)
-        except (SafetensorError, OSError) as error:
+    Copies under two prefixes are left behind by converters, and either is right while they are
+    equal; one that differs was changed afterwards, and nothing tells which is meant.
+    """
+    listed = [place for place in places if found.listed.get(place.stored_name) == place.shard]
+    first, *others = listed or places
+    for other in others:
+        if not same_bytes(model, first, other):
             raise CheckpointError(
-                f"can't read `{path}`: {first_line(error)}", "fetch it again"
-            ) from error
-    return tensors
+                f"two tensors for {name}: {first.stored_name} in {first.shard} and "
+                f"{other.stored_name} in {other.shard}, which differ",
+                "remove the one that does not belong to this model",
+            )
+    return first
