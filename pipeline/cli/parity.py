@@ -10,7 +10,12 @@ import click
 
 from pipeline.cli import options
 from pipeline.cli.encode import failure_line, text_of
-from pipeline.cli.engine_options import engine_options, engine_options_of, require_engine
+from pipeline.cli.engine_options import (
+    driver_option,
+    engine_options,
+    engine_options_of,
+    require_engine,
+)
 from pipeline.errors import ExitCode, UsageError
 
 SAMPLES = Path("docs")
@@ -49,6 +54,15 @@ SAMPLES = Path("docs")
     metavar="FILE",
     help="File names and texts, tab-separated: also count right reads and misreads.",
 )
+@click.option(
+    "--pages-per-request",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Besides each page alone, ask about N consecutive pages at once.",
+)
+@driver_option
 @engine_options
 @options.output_options
 def parity(
@@ -57,6 +71,8 @@ def parity(
     max_tokens: int,
     margin: float,
     truth: Path | None,
+    pages_per_request: int,
+    driver: str,
     as_json: bool,
     quiet: bool,
     **values: Any,
@@ -78,7 +94,7 @@ def parity(
         raise UsageError("there is no `docs/` here", "name pages: `pipeline parity PATH`")
     options.say_model(values["model"], quiet)
     require_engine(values["model"], values["revision"])
-    engine = engine_options_of(values | {"driver": "llm"})
+    engine = engine_options_of(values)
     pages = PageOptions(**{name: values[name] for name in PageOptions.__dataclass_fields__})
     report = compare(
         ParityOptions(
@@ -87,6 +103,8 @@ def parity(
             engine=engine,
             prompt=text_of(prompt),
             max_tokens=max_tokens,
+            pages_per_request=pages_per_request,
+            drivers=(driver,),
             quiet=quiet,
         )
     )
@@ -103,7 +121,7 @@ def _show(record: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(record))
         return
-    click.echo(f"{record['identical']} of {record['pages']} answers identical to the last token")
+    click.echo(f"{record['identical']} of {record['requests']} answers identical to the last token")
     for each in record["different"]:
         click.echo(
             f"{each['custom_id']}: token {each['position']}, margin {each['margin']:.2g}: "

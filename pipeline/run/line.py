@@ -136,8 +136,13 @@ def give_up(damaged: list[DamagedEntry], directory: RunDirectory, tally: Tally) 
 
 
 def make_engine(options: EngineOptions, directory: RunDirectory, model: ModelSource) -> Engine:
+    """The engine of a run, with its logs in the run directory."""
+    return engine_of(options, model, directory.attempts, directory.engine_record)
+
+
+def engine_of(options: EngineOptions, model: ModelSource, attempts: Path, record: Path) -> Engine:
     """The driver that the options name; raises UsageError if it can't serve the model."""
-    if model.prompt_embeds and options.driver == "run-batch":
+    if model.prompt_embeds and not model.native and options.driver == "run-batch":
         raise UsageError(
             "vLLM's batch runner can't be handed this model's embeddings: its class takes none, "
             "so they go into the prompt, which only `--engine llm` builds",
@@ -147,7 +152,7 @@ def make_engine(options: EngineOptions, directory: RunDirectory, model: ModelSou
         "llm": LlmEngine,
         "run-batch": RunBatchEngine,
     }
-    return drivers[options.driver](model, options, directory.attempts, directory.engine_record)
+    return drivers[options.driver](model, options, attempts, record)
 
 
 def served_names(
