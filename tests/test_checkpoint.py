@@ -115,49 +115,6 @@ def test_a_revision_of_a_directory_is_a_usage_error(made: Path) -> None:
         resolve_model(str(made), "main")
 
 
-def in_hub_cache(made: Path, home: Path, *, shards: bool) -> str:
-    """Lay a checkpoint out as the hub's client keeps it; returns the commit."""
-    commit = "c" * 40
-    root = home / "hub" / "models--acme--reader"
-    (root / "refs").mkdir(parents=True)
-    (root / "refs" / "main").write_text(commit)
-    keep = None if shards else shutil.ignore_patterns("*.safetensors")
-    shutil.copytree(made, root / "snapshots" / commit, ignore=keep)
-    return commit
-
-
-def offline(home: Path, code: str) -> subprocess.CompletedProcess[str]:
-    """Run code with a hub cache in `home` and no network."""
-    environment = os.environ | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-    code = "from pipeline.checkpoint import *\nfrom pipeline.families import family_of\n" + code
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-
-
-def test_a_hub_model_in_the_local_cache_works_offline(made: Path, tmp_path: Path) -> None:
-    commit = in_hub_cache(made, tmp_path, shards=True)
-    code = (
-        "m = resolve_model('acme/reader')\n"
-        "print(m.name, m.repo, m.revision)\n"
-        "print(tower_fingerprint(m, family_of(m)), len(model_identity(m)))"
-    )
-    done = offline(tmp_path, code)
-    expected = ["acme/reader", "acme/reader", commit, fingerprint(made), "64"]
-    assert done.stdout.split() == expected, done.stderr
-
-
-def test_a_missing_shard_of_a_hub_model_is_named_offline(made: Path, tmp_path: Path) -> None:
-    in_hub_cache(made, tmp_path, shards=False)
-    done = offline(tmp_path, "m = resolve_model('acme/reader'); tower_fingerprint(m, family_of(m))")
-    assert "CheckpointError: can't fetch model-0000" in done.stderr
-
-
-def test_an_unknown_hub_model_is_a_clear_error_offline(tmp_path: Path) -> None:
-    done = offline(tmp_path, "resolve_model('acme/reader')")
-    assert "CheckpointError: can't fetch `acme/reader` from the hub: " in done.stderr
-
-
 # ---------------------------------------------------------------- vision tensors
 
 
