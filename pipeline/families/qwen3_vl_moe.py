@@ -7,8 +7,8 @@ from pipeline.families.qwen3_vl import Qwen3VL
 
 FAMILY = Qwen3VL(
     "qwen3_vl_moe",
-    "Qwen3VLMoeVisionConfig",
     "Qwen3VLMoeVisionModel",
     # the mixture's module holds a copy of the name that is patched, and the other's parser
-    (*DENSE.patches, "vllm.model_executor.models.qwen3_vl_moe"),
+    patches=(*DENSE.patches, "vllm.model_executor.models.qwen3_vl_moe"),
+    text_default=2048,
 )
