@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["PRECISIONS", "Delivery", "Family", "Tower", "family_of", "reference_part"]
 
 _MODULES = {
+    "qwen2_5_vl": "pipeline.families.qwen2_5_vl",
+    "qwen2_vl": "pipeline.families.qwen2_vl",
+    "qwen3_5": "pipeline.families.qwen3_5",
+    "qwen3_5_moe": "pipeline.families.qwen3_5_moe",
     "qwen3_vl": "pipeline.families.qwen3_vl",
     "qwen3_vl_moe": "pipeline.families.qwen3_vl_moe",
 }
