@@ -9,8 +9,8 @@ import pytest
 
 ORDER = (
     *("errors", "config", "geometry", "keys", "pages", "jobs", "journal", "store", "checkpoint"),
-    *("families", "encode", "plan", "engines", "report", "run", "emit", "parity", "nightly"),
-    *("doctor", "plugin", "scale", "cli"),
+    *("families", "encode", "plan", "engines", "report", "run", "emit", "parity", "golden"),
+    *("nightly", "doctor", "plugin", "scale", "cli"),
 )
 PACKAGE = Path(__file__).parents[1] / "pipeline"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

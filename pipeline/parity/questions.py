@@ -49,20 +49,27 @@ class Asking:
         }
 
 
-def questions(good: Sequence[GoodPage], pages_per_request: int = 1) -> list[Question]:
-    """Each page alone, and if more are wanted, each run of that many consecutive pages."""
-    alone = [Question(_name(page), (page,)) for page in good]
+def questions(
+    good: Sequence[GoodPage], pages_per_request: int = 1, *, base: Path | None = None
+) -> list[Question]:
+    """Each page alone, and if more are wanted, each run of that many consecutive pages.
+
+    They are named by the path below `base`, default the current directory.
+    """
+    names = [
+        image_url(JobImage(page.path, page.page, page.paged), base or Path.cwd()) for page in good
+    ]
+    alone = [Question(name, (page,)) for name, page in zip(names, good, strict=True)]
     if pages_per_request < 2:
         return alone
-    runs = (
-        tuple(good[start : start + pages_per_request])
-        for start in range(0, len(good) - pages_per_request + 1, pages_per_request)
-    )
-    return alone + [Question(" + ".join(map(_name, run)), run) for run in runs]
-
-
-def _name(page: GoodPage) -> str:
-    return image_url(JobImage(page.path, page.page, page.paged), Path.cwd())
+    starts = range(0, len(good) - pages_per_request + 1, pages_per_request)
+    return alone + [
+        Question(
+            " + ".join(names[start : start + pages_per_request]),
+            tuple(good[start : start + pages_per_request]),
+        )
+        for start in starts
+    ]
 
 
 def native_requests(
