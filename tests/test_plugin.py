@@ -13,7 +13,22 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.plugin import deepstack, guard, hooks, patch_status, probe, register, sources
+from pipeline.plugin import (
+    deepstack,
+    glm4v,
+    guard,
+    hooks,
+    paddleocr_vl,
+    patch_status,
+    probe,
+    register,
+    replace,
+    sources,
+    unfit,
+)
+
+(GLM,), (PADDLE,) = glm4v.MODULES, paddleocr_vl.MODULES
+ALL = (guard.PARSER, deepstack.DENSE, deepstack.MOE, GLM, PADDLE)
 
 
 @pytest.fixture
@@ -33,7 +48,8 @@ def finders() -> list[hooks._Finder]:
 def test_the_installed_vllm_is_supported() -> None:
     status = patch_status()
     assert status["supported"], status
-    assert set(status["modules"]) == {sources.DENSE, sources.MOE}
+    assert status["modules"] == dict.fromkeys(ALL, "ready")
+    assert unfit(ALL) == {}
 
 
 def test_registering_imports_neither_vllm_nor_torch() -> None:
@@ -50,7 +66,7 @@ def test_registering_twice_is_registering_once(clean: None) -> None:
     register()
     register()
     assert len(finders()) == 1
-    assert set(finders()[0].callbacks) >= {sources.DENSE, sources.MOE}
+    assert set(finders()[0].callbacks) >= set(ALL)
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "1.0.0", None])
@@ -67,6 +83,8 @@ def test_an_unknown_version_is_left_alone_with_one_line(
         f"vlm-page-pipeline: vLLM {version} is unknown, nothing patched"
     ]
     assert patch_status()["supported"] is False
+    assert unfit([GLM]) == {GLM: f"vLLM {version} is unknown"}
+    assert unfit([]) == {}
 
 
 def test_registering_never_raises(
@@ -81,12 +99,46 @@ def test_registering_never_raises(
 
 
 CHANGES = {
-    "the test reads another name": (
-        "isinstance(self.visual, Stage",
-        "isinstance(self.tower, Stage",
+    "the tower's test reads another name": (
+        deepstack.DENSE,
+        ("isinstance(self.visual, Stage", "isinstance(self.tower, Stage"),
+        "`StageMissingLayer` is not used as expected",
     ),
-    "the name is used elsewhere too": ("def embed_input_ids(", "_ = StageMissingLayer\n    def x("),
-    "the parser takes other arguments": ("video_needs_metadata=True", "video_needs_metadata=False"),
+    "the tower's name is used elsewhere too": (
+        deepstack.MOE,
+        ("self.set_moe_parameters()", "self.set_moe_parameters(StageMissingLayer)"),
+        "`StageMissingLayer` is not used as expected",
+    ),
+    "Qwen3-VL's parser takes other arguments": (
+        deepstack.DENSE,
+        ("video_needs_metadata=True", "video_needs_metadata=False"),
+        "`Qwen3VLProcessingInfo.get_data_parser` is not as expected",
+    ),
+    "Qwen2-VL's parser checks by itself": (
+        guard.PARSER,
+        ("if isinstance(data, dict):", "if self.check(data):"),
+        "`Qwen2VLMultiModalDataParser._parse_image_data` is not as expected",
+    ),
+    "GLM's parser is another": (
+        GLM,
+        ("return MultiModalDataParser(", "return Glm4vMultiModalDataParser("),
+        "`Glm4vProcessingInfo.get_data_parser` is not as expected",
+    ),
+    "GLM's model treats embeddings otherwise": (
+        GLM,
+        ('image_input["image_embeds"].type(self.visual.dtype)', 'image_input["image_embeds"]'),
+        "`Glm4vForConditionalGeneration._process_image_input` is not as expected",
+    ),
+    "PaddleOCR-VL has a parser": (
+        PADDLE,
+        ("def get_hf_config(self)", "def get_data_parser(self): return 0\n\n    def x(self)"),
+        "`PaddleOCRVLProcessingInfo.get_data_parser` is not as expected",
+    ),
+    "PaddleOCR-VL's model embeds otherwise": (
+        PADDLE,
+        ("multimodal_embeddings += tuple(image_embeds)", "multimodal_embeddings = image_embeds"),
+        "`PaddleOCRVLForConditionalGeneration.embed_multimodal` is not as expected",
+    ),
 }
 
 
@@ -94,18 +146,36 @@ CHANGES = {
 def test_changed_source_is_not_patched(
     change: str, clean: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = CHANGES[change]
-    text = sources.read_source(sources.DENSE)
-    changed = text.replace(old, new, 1)
-    assert changed != text
-    monkeypatch.setattr(sources, "read_source", lambda name: changed)
-    module = ModuleType(sources.DENSE)
-    module.StageMissingLayer = Absent  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, sources.DENSE, module)
+    name, (old, new), reason = CHANGES[change]
+    read = sources.read_source
+    changed = read(name).replace(old, new, 1)
+    assert changed != read(name)
+    monkeypatch.setattr(
+        sources, "read_source", lambda other: changed if other == name else read(other)
+    )
+    module = ModuleType(name)  # none of the names that a patch would touch
+    monkeypatch.setitem(sys.modules, name, module)
     register()
-    assert module.StageMissingLayer is Absent  # type: ignore[attr-defined]
-    assert hooks.applied[sources.DENSE].startswith("not patched: ")
-    assert patch_status()["supported"] is False
+    assert hooks.applied == {name: f"not patched: {reason}"}
+    status = patch_status()
+    assert status["supported"] is False
+    assert [state for other, state in status["modules"].items() if other != name] == ["ready"] * 4
+    assert unfit(ALL) == {name: reason}
+
+
+def test_a_reformatted_source_is_the_same() -> None:
+    """Comments, docstrings and layout decide nothing."""
+    text = "class A:\n    def f(self):\n        'Doc.'\n        return (  # why\n            1)\n"
+    assert sources.changed(text, {"A.f": "return 1"}) == ""
+    assert sources.changed(text, {"A.f": "return 2"}) == "`A.f` is not as expected"
+    assert sources.changed(text, {"A.g": ""}) == ""
+    assert sources.changed(text, {"B.f": ""}) == "`B.f` is not as expected"
+
+
+def test_a_module_without_a_patch_is_unfit() -> None:
+    assert unfit(["vllm.model_executor.models.llava"]) == {
+        "vllm.model_executor.models.llava": "there is no patch for it"
+    }
 
 
 # -- after_import -------------------------------------------------------------------------------
@@ -182,7 +252,7 @@ def test_deepstack_stays_on_for_two_models_that_take_embeddings_and_for_no_other
     config.get_current_vllm_config_or_none = lambda: current  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.config", config)
-    module: Any = ModuleType(sources.MOE)
+    module: Any = ModuleType(deepstack.MOE)
     module.StageMissingLayer = Absent
     deepstack.patch(module)
     deepstack.patch(module)
@@ -195,6 +265,44 @@ def test_a_row_holds_the_merged_patch_and_every_deepstack_level(
 ) -> None:
     config = SimpleNamespace(out_hidden_size=128, deepstack_visual_indexes=levels)
     assert deepstack.row_width(config) == width
+
+
+# -- replacing methods --------------------------------------------------------------------------
+
+
+class Base:
+    def twice(self, number: int) -> int:
+        """Doc."""
+        return 2 * number
+
+
+class Derived(Base):
+    pass
+
+
+def test_a_method_is_replaced_once_and_in_its_owner_alone() -> None:
+    replace.replace(Derived, "twice", lambda twice: lambda self, number: twice(self, number) + 1)
+    replace.replace(Derived, "twice", lambda twice: lambda self, number: twice(self, number) + 1)
+    assert (Derived().twice(3), Base().twice(3)) == (7, 6)
+    assert Derived.twice.__doc__ == "Doc."
+
+
+@pytest.mark.parametrize(
+    ("model_type", "multimodal", "acts"),
+    [
+        ("glm_ocr", SimpleNamespace(enable_mm_embeds=True), True),
+        ("glm_ocr", SimpleNamespace(enable_mm_embeds=False), False),
+        ("glm_ocr", None, False),
+        ("glm4v_moe", SimpleNamespace(enable_mm_embeds=True), False),
+    ],
+)
+def test_a_patch_acts_for_its_models_and_only_where_embeddings_are_taken(
+    model_type: str, multimodal: Any, acts: bool
+) -> None:
+    context = SimpleNamespace(model_config=SimpleNamespace(multimodal_config=multimodal))
+    config = SimpleNamespace(model_type=model_type)
+    info = SimpleNamespace(ctx=context, get_hf_config=lambda: config)
+    assert replace.takes_embeddings(info, glm4v.MODEL_TYPES) is acts
 
 
 # -- the guard ----------------------------------------------------------------------------------
@@ -261,6 +369,50 @@ def test_images_that_would_kill_or_spoil_the_engine_are_refused(
     data: dict[str, Any], reason: str
 ) -> None:
     assert guard.misfit(data, width=8, merge=2) == reason
+
+
+class Parser:
+    """As far as the guard touches vLLM's own."""
+
+    _spatial_merge_size = 2
+
+    def _parse_image_data(self, data: Any) -> str:
+        return "parsed"
+
+
+class NarrowerParser(Parser):
+    pipeline_row_width = 4
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Parser, "_parse_image_data", Parser._parse_image_data)
+    guard.guard_parser(Parser)
+    guard.guard_parser(NarrowerParser)
+
+
+@pytest.mark.parametrize("width", [None, "", "0"])
+def test_the_guard_lets_everything_pass_in_engines_that_are_not_ours(
+    width: str | None, guarded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(guard.ENV_WIDTH, raising=False)
+    if width is not None:
+        monkeypatch.setenv(guard.ENV_WIDTH, width)
+    assert Parser()._parse_image_data({"image_embeds": ROWS[:, :1]}) == "parsed"
+
+
+def test_the_guard_knows_the_width_from_our_drivers_or_from_the_parser(
+    guarded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[dict[str, Any]] = []
+    monkeypatch.setattr(guard, "check_images", lambda data, **fit: checked.append(fit))
+    monkeypatch.setenv(guard.ENV_WIDTH, "8")
+    data = {"image_embeds": ROWS, "image_grid_thw": GRID}
+    assert Parser()._parse_image_data(data) == "parsed"
+    assert NarrowerParser()._parse_image_data(data) == "parsed"
+    for pixels in ([Path("a.png")], None, {"pixel_values": ROWS}):
+        assert Parser()._parse_image_data(pixels) == "parsed"
+    assert checked == [{"width": 8, "merge": 2}, {"width": 4, "merge": 2}]
 
 
 # -- the probe ----------------------------------------------------------------------------------

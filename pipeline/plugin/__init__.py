@@ -1,4 +1,4 @@
-"""Runs inside vLLM: DeepStack without the tower, references into the cache, the tower probe.
+"""Runs inside vLLM: embeddings without the tower, references into the cache, the tower probe.
 
 vLLM calls `register` in every process it starts, for every model of every user of this
 machine. So it imports nothing heavy, acts only when the module it patches is imported,
@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from typing import Any
 
-from pipeline.plugin import hooks, sources
+from pipeline.plugin import hooks, patches, sources
+from pipeline.plugin.guard import ENV_WIDTH
+
+__all__ = ["CONNECTOR", "ENV_WIDTH", "WORKER_EXTENSION", "patch_status", "register", "unfit"]
 
 CONNECTOR = "pipeline-cache"  # for VLLM_MEDIA_CONNECTOR
 WORKER_EXTENSION = "pipeline.plugin.probe.TowerProbe"  # for worker_extension_cls
 
 ENV_CACHE = "PIPELINE_CONNECTOR_CACHE"  # the cache directory that references point into
 ENV_TOWER = "PIPELINE_CONNECTOR_TOWER"  # the tower fingerprint that they belong to
-ENV_WIDTH = "PIPELINE_CONNECTOR_WIDTH"  # values per row of the model's embeddings
 ENV_DIE_WITH_PARENT = "PIPELINE_DIE_WITH_PARENT"  # set by our drivers for their own engines
 ENV_TOWER_REPORT = "PIPELINE_TOWER_REPORT"  # a directory: each worker writes its report there
 
@@ -41,16 +44,27 @@ def patch_status() -> dict[str, Any]:
 
     `{"vllm": version or None, "supported": bool, "modules": {name: state}}`; a state is
     "ready" (will be patched on import), "applied" (is patched in this process) or the reason
-    why not. `supported` means that every patch fits: refuse to start an engine otherwise.
+    why not. `supported` means that every patch fits; `unfit` tells of some of them.
     """
     version = sources.vllm_version()
-    states = {name: hooks.applied.get(name) or _fit(name) for name in sources.PATCHED}
+    states = {name: _state(name) for name in patches.BY_MODULE}
     fits = all(state in ("ready", "applied") for state in states.values())
     return {"vllm": version, "supported": sources.is_known(version) and fits, "modules": states}
 
 
-def _fit(name: str) -> str:
-    return sources.misfit(name) or "ready"
+def unfit(modules: Iterable[str]) -> dict[str, str]:
+    """Why modules of vLLM can't be patched, for those that can't; found without importing it.
+
+    Refuse to start an engine for a model that needs one of them.
+    """
+    version = sources.vllm_version()
+    if not sources.is_known(version):
+        return {name: f"vLLM {version} is unknown" for name in modules}
+    return {name: reason for name in modules if (reason := patches.misfit(name))}
+
+
+def _state(name: str) -> str:
+    return hooks.applied.get(name) or patches.misfit(name) or "ready"
 
 
 def _register() -> None:
@@ -62,20 +76,11 @@ def _register() -> None:
     if not sources.is_known(version):
         logger.warning("vlm-page-pipeline: vLLM %s is unknown, nothing patched", version)
         return
-    for name in sources.PATCHED:
-        hooks.after_import(name, _patch_model)
+    for name in patches.BY_MODULE:
+        hooks.after_import(name, patches.apply)
     hooks.after_import(_CONNECTOR_MODULE, _register_connector)
     if os.environ.get(ENV_TOWER_REPORT):
         hooks.after_import(_WORKER_MODULE, _report_after_load)
-
-
-def _patch_model(module: Any) -> None:
-    reason = sources.misfit(module.__name__)
-    if reason:
-        raise LookupError(reason)
-    from pipeline.plugin import deepstack
-
-    deepstack.patch(module)
 
 
 def _register_connector(module: Any) -> None:

@@ -8,24 +8,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 KNOWN = ("0.32.", "0.33.")
-DENSE = "vllm.model_executor.models.qwen3_vl"
-MOE = "vllm.model_executor.models.qwen3_vl_moe"
-PATCHED = (DENSE, MOE)
-
-# The only use of the name that we replace, as `ast.unparse` writes it.
-_TOWER_TEST = (
-    "self.use_deepstack = hasattr(config.vision_config, 'deepstack_visual_indexes') "
-    "and (not isinstance(self.visual, StageMissingLayer))"
-)
-_PARSER = (
-    "return Qwen3VLMultiModalDataParser(self.get_hf_config().vision_config.spatial_merge_size, "
-    "video_needs_metadata=True, expected_hidden_size=self._get_expected_hidden_size(), "
-    "allow_missing_mm_embeddings=self.allow_missing_mm_embeddings)"
-)
+MODELS = "vllm.model_executor.models"
 
 
 def vllm_directory() -> Path | None:
@@ -62,45 +50,36 @@ def read_source(name: str) -> str:
     return directory.joinpath(*name.split(".")[1:]).with_suffix(".py").read_text()
 
 
-def misfit(name: str) -> str:
-    """Why module `name` can't be patched; empty where it can."""
-    try:
-        text = read_source(name)
-    except OSError as error:
-        return f"no source: {error}"
-    return _misfit(name, text)
+@lru_cache(maxsize=8)
+def parse(text: str) -> ast.Module:
+    """The syntax tree of a module's text."""
+    return ast.parse(text)
 
 
-@lru_cache(maxsize=4)
-def _misfit(name: str, text: str) -> str:
-    nodes = list(ast.walk(ast.parse(text)))
-    if not _tests_tower_once(nodes):
-        return "`StageMissingLayer` is not used as expected"
-    if name == DENSE and not _makes_parser(nodes):
-        return "`Qwen3VLProcessingInfo.get_data_parser` is not as expected"
+def changed(text: str, expected: Mapping[str, str]) -> str:
+    """Which of the methods is not as expected, in words; empty where all are.
+
+    `expected` maps `Class.method` to the source of its body, docstring, comments and layout
+    aside; an empty source means that the class must not have the method itself.
+    """
+    classes = {node.name: node for node in parse(text).body if isinstance(node, ast.ClassDef)}
+    for qualified, source in expected.items():
+        owner, name = qualified.split(".")
+        if owner not in classes or _body(classes[owner], name) != _statements(ast.parse(source)):
+            return f"`{qualified}` is not as expected"
     return ""
 
 
-def _tests_tower_once(nodes: list[ast.AST]) -> bool:
-    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == "StageMissingLayer"]
-    statements = [node for node in nodes if isinstance(node, ast.Assign) and _targets_flag(node)]
-    return len(uses) == 1 and [ast.unparse(node) for node in statements] == [_TOWER_TEST]
+def _body(owner: ast.ClassDef, name: str) -> list[str]:
+    for item in owner.body:
+        if isinstance(item, ast.FunctionDef) and item.name == name:
+            return _statements(item)
+    return []
 
 
-def _targets_flag(node: ast.Assign) -> bool:
-    target = node.targets[0]
-    return isinstance(target, ast.Attribute) and target.attr == "use_deepstack"
-
-
-def _makes_parser(nodes: list[ast.AST]) -> bool:
-    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
-    info = classes.get("Qwen3VLProcessingInfo")
-    parser = classes.get("Qwen3VLMultiModalDataParser")
-    if info is None or parser is None or "_parse_image_data" in _methods(parser):
-        return False
-    made = _methods(info).get("get_data_parser")
-    return made is not None and [ast.unparse(node) for node in made.body] == [_PARSER]
-
-
-def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
-    return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+def _statements(node: ast.FunctionDef | ast.Module) -> list[str]:
+    """Without a docstring; compared as trees, which no formatter changes."""
+    body = node.body
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    return [ast.dump(statement) for statement in body]
