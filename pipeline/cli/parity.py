@@ -11,11 +11,11 @@ import click
 from pipeline.cli import options
 from pipeline.cli.encode import failure_line, text_of
 from pipeline.cli.engine_options import (
-    driver_option,
     engine_options,
     engine_options_of,
     require_engine,
 )
+from pipeline.config import DRIVERS
 from pipeline.errors import ExitCode, UsageError
 
 SAMPLES = Path("docs")
@@ -62,7 +62,14 @@ SAMPLES = Path("docs")
     metavar="N",
     help="Besides each page alone, ask about N consecutive pages at once.",
 )
-@driver_option
+@click.option(
+    "--engine",
+    "driver",
+    type=click.Choice([*DRIVERS, "both"]),
+    default=DRIVERS[0],
+    show_default=True,
+    help="How the cached side is asked; see `pipeline run --help`.",
+)
 @engine_options
 @options.output_options
 def parity(
@@ -104,7 +111,7 @@ def parity(
             prompt=text_of(prompt),
             max_tokens=max_tokens,
             pages_per_request=pages_per_request,
-            drivers=(driver,),
+            drivers=DRIVERS if driver == "both" else (driver,),
             quiet=quiet,
         )
     )

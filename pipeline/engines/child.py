@@ -14,9 +14,10 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from pipeline.engines import guard
+from pipeline.engines import guard, prompt_embeds
 
 EXIT_ENGINE_DEAD = 70
 EVENTS_ENV = "PIPELINE_EVENTS_FD"
@@ -73,14 +74,30 @@ async def _serve(args: Namespace, events: Events) -> None:
         events.send(
             "ready", towers=reports, max_model_len=engine.vllm_config.model_config.max_model_len
         )
-        await _answer_all(engine, state.openai_serving_chat.create_chat_completion, events)
+        service = _Service(
+            engine,
+            state.openai_serving_chat.create_chat_completion,
+            events,
+            state.online_renderer if args.enable_prompt_embeds else None,
+        )
+        await _answer_all(service)
     events.send("drained")
 
 
-async def _answer_all(engine: Any, handler: Any, events: Events) -> None:
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """vLLM's own serving objects; `renderer` where embeddings go into the prompt."""
+
+    engine: Any
+    handler: Any
+    events: Events
+    renderer: Any
+
+
+async def _answer_all(service: _Service) -> None:
     tasks: set[asyncio.Task[None]] = set()
     async for line in _request_lines():
-        task = asyncio.create_task(_answer(engine, handler, line, events))
+        task = asyncio.create_task(_answer(service, line))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
@@ -94,21 +111,29 @@ async def _request_lines() -> AsyncIterator[bytes]:
         yield line
 
 
-async def _answer(engine: Any, handler: Any, line: bytes, events: Events) -> None:
+async def _answer(service: _Service, line: bytes) -> None:
     from vllm.entrypoints.launchers import run_batch
 
-    record = json.loads(line)
+    record, engine, events = json.loads(line), service.engine, service.events
     try:
+        if service.renderer is not None:
+            body = await asyncio.to_thread(prompt_embeds.rewrite, record["body"], service.renderer)
+            record["body"] = body
         request = run_batch.BatchRequestInput.model_validate(record)
-    except ValueError as error:  # pydantic's ValidationError is one
+    except Exception as error:  # vLLM's and pydantic's, or what a template raises: this request's
         events.send("result", output=_rejection(record["custom_id"], str(error)))
         return
-    output = await run_batch.run_request(handler, request, run_batch.BatchProgressTracker())
+    tracker = run_batch.BatchProgressTracker()
+    output = await run_batch.run_request(service.handler, request, tracker)
     if engine.errored:
         # whatever came back was made up for a dead engine
         events.send("dead", cause=str(getattr(engine, "dead_error", "the engine died")))
         os._exit(EXIT_ENGINE_DEAD)
-    events.send("result", output=json.loads(output.model_dump_json()))
+    answer = json.loads(output.model_dump_json())
+    if service.renderer is not None and (answer["response"] or {}).get("body"):
+        body = answer["response"]["body"]
+        answer["response"]["body"] = prompt_embeds.restore(body, service.renderer)
+    events.send("result", output=answer)
 
 
 def _rejection(custom_id: str, message: str) -> dict[str, Any]:
