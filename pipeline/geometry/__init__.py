@@ -5,7 +5,9 @@ pages are encoded and where a report is written. One file per rule.
 """
 
 from pipeline.geometry.any_resolution import AnyResolution
+from pipeline.geometry.enlarging_resize import EnlargingBudget
 from pipeline.geometry.fixed_size import FixedSize
+from pipeline.geometry.frame_resize import FrameBudget
 from pipeline.geometry.grid_tiles import GridTiles
 from pipeline.geometry.longest_edge import LongestEdge
 from pipeline.geometry.page_slices import PageSlices
@@ -23,7 +25,9 @@ from pipeline.geometry.square_tiles import SquareTiles
 __all__ = [
     "AnyResolution",
     "AspectRatioError",
+    "EnlargingBudget",
     "FixedSize",
+    "FrameBudget",
     "Geometry",
     "Grid",
     "GridTiles",
