@@ -119,10 +119,13 @@ def test_bad_lines_and_bad_bytes_cost_nothing_else(work: Path, pipeline: Pipelin
     assert {error.get("custom_id"): (error["stage"], error["reason"]) for error in errors} == {
         "too long": ("engine", "rejected"),
         "gone": ("read", "not_found"),
-        "narrow": ("engine", "rejected"),
+        "narrow": ("validate", "bad_embedding"),
         None: ("validate", "bad_line"),
     }
     assert "faults.jsonl:14: not valid JSON" in done.stderr
+    assert "faults.jsonl:13: content part 3: image_embeds has 128 columns instead of 384" in (
+        done.stderr
+    )
     assert len(list((work / "cache" / "quarantine").glob("*.parquet"))) == 1
 
 

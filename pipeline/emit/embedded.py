@@ -15,7 +15,7 @@ from pipeline.errors import Failure, JobError, Reason, Stage, UsageError
 from pipeline.families import Delivery
 from pipeline.jobs import Request, cache_key_of, content_parts, put_inline
 from pipeline.run.images import OpenPages, encode_apart, locate_images, open_pages
-from pipeline.run.line import served_names
+from pipeline.run.line import faults_of_inline, served_names
 from pipeline.run.requests import RequestMaker
 from pipeline.run.survey import JobSource, Survey
 from pipeline.store import Entry
@@ -35,7 +35,8 @@ def embedded_lines(
         )
     images = locate_images(survey.images, pages, options.encode, options.quiet)
     names = served_names(None, pages.model_names, survey)
-    maker = RequestMaker(source, images, names, pages)
+    faults = faults_of_inline(source, survey, pages)
+    maker = RequestMaker(source, images, names, pages, faults)
     _require_space(maker, options.out)
     for request in maker.requests():
         yield request if isinstance(request, Failure) else _embedded(request, pages, options)

@@ -6,6 +6,7 @@ the only fragment), a `file://` url or a `data:` url.
 """
 
 from pipeline.jobs.parts import (
+    CACHE_PREFIX,
     cache_key_of,
     cache_part,
     content_parts,
@@ -25,6 +26,7 @@ from pipeline.jobs.records import (
 from pipeline.jobs.write import check_job_path, image_url, write_job
 
 __all__ = [
+    "CACHE_PREFIX",
     "SUPPORTED_URLS",
     "ImageReference",
     "JobImage",

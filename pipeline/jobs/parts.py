@@ -34,7 +34,7 @@ def with_embeddings(line: JobLine, parts: list[dict[str, Any]], model: str) -> d
 def inline_embedding_bytes(body: dict[str, Any]) -> int:
     """Size of the `image_embeds` parts that a line brings along, as base64.
 
-    They are passed on as they are; what is in them is checked inside vLLM, request by request.
+    They are passed on as they are, once `pipeline.run` has looked into them.
     """
     return sum(
         len(str(part.get("image_embeds")))

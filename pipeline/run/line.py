@@ -16,7 +16,9 @@ from pipeline.engines.run_batch import RunBatchEngine
 from pipeline.errors import Failure, JobError, UsageError
 from pipeline.journal import RunDirectory, open_run_directory
 from pipeline.run.answer import Tally, answer
-from pipeline.run.images import PageOptions, locate_images, open_pages
+from pipeline.run.apart import call_apart
+from pipeline.run.images import OpenPages, PageOptions, locate_images, open_pages
+from pipeline.run.inline import InlineForm, inline_faults
 from pipeline.run.outcome import DamagedEntry
 from pipeline.run.requests import RequestMaker
 from pipeline.run.survey import JobSource, Survey, survey_job
@@ -84,11 +86,12 @@ def run_job(options: RunOptions) -> RunReport:
         pages = open_pages(options.pages)
         names = served_names(options.served_name, pages.model_names, survey)
         engine = make_engine(options.engine, directory, pages.engine_source(names))
+        faults = faults_of_inline(source, survey, pages)
         tally = Tally(survey.requests)
         try:
             for round_ in range(1 + REPAIRS):
                 images = locate_images(survey.images, pages, options.encode, options.quiet)
-                maker = RequestMaker(source, images, names, pages)
+                maker = RequestMaker(source, images, names, pages, faults)
                 pending = plan(maker, directory, tally)
                 damaged = answer(engine, maker, pending, directory, tally, options.quiet)
                 pages.quarantine(damaged)
@@ -133,6 +136,16 @@ def give_up(damaged: list[DamagedEntry], directory: RunDirectory, tally: Tally) 
         failure = entry.as_failure(directory.attempts_of(request.custom_id, request.identity))
         tally.fail(failure)
         directory.fail(failure, request.identity)
+
+
+def faults_of_inline(source: JobSource, survey: Survey, pages: OpenPages) -> dict[str, str]:
+    """What is wrong with the embeddings that lines bring along; looked into by a process apart."""
+    if not survey.brings_embeddings:
+        return {}
+    target = pages.target
+    width = target.family.row_width(target.model.config)
+    form = InlineForm(target.family.delivery, width, target.spec.geometry)
+    return call_apart(inline_faults, source, form)
 
 
 def make_engine(options: EngineOptions, directory: RunDirectory, model: ModelSource) -> Engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import Failure, Reason, Stage
@@ -19,12 +19,16 @@ Images = Mapping[tuple[Path, int], Footer | Failure]
 
 @dataclass(frozen=True, slots=True)
 class RequestMaker:
-    """Turns lines into requests: `images` says what became of each page."""
+    """Turns lines into requests: `images` says what became of each page.
+
+    `inline_faults` holds, by custom_id, what is wrong with embeddings that lines bring along.
+    """
 
     source: JobSource
     images: Images
     served_names: tuple[str, ...]
     pages: OpenPages
+    inline_faults: Mapping[str, str] = field(default_factory=dict)
 
     def requests(self) -> Iterator[Request | Failure]:
         """One per line of the job, in its order; what is wrong with a line comes as a Failure."""
@@ -37,6 +41,8 @@ class RequestMaker:
             return self._failure(
                 line, f"model {model!r} is not the one this run serves ({self.served_names[0]!r})"
             )
+        if (fault := self.inline_faults.get(line.custom_id)) is not None:
+            return self._failure(line, fault, Reason.BAD_EMBEDDING)
         footers: list[Footer] = []
         for image in line.images:
             found = self.images[image.path, image.page]
@@ -62,12 +68,12 @@ class RequestMaker:
             canonical_json([line.url, line.body, list(keys), self.pages.model_identity])
         ).hexdigest()
 
-    def _failure(self, line: JobLine, detail: str) -> Failure:
+    def _failure(self, line: JobLine, detail: str, reason: Reason = Reason.BAD_FIELD) -> Failure:
         return Failure(
             file=str(self.source.path),
             page=None,
             stage=Stage.VALIDATE,
-            reason=Reason.BAD_FIELD,
+            reason=reason,
             detail=f"{self.source.path}:{line.line_number}: {detail}",
             custom_id=line.custom_id,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import Failure
-from pipeline.jobs import ImageReference, JobLine, read_job
+from pipeline.jobs import ImageReference, JobLine, inline_embedding_bytes, read_job
 from pipeline.journal import write_atomically
 
 
@@ -41,12 +41,16 @@ class JobSource:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a job file holds; `images` are distinct, in order of first use."""
+    """What a job file holds; `images` are distinct, in order of first use.
+
+    `brings_embeddings` tells whether a line has `image_embeds` parts of its own.
+    """
 
     requests: int
     images: tuple[ImageReference, ...]
     model_names: tuple[str, ...]
     failures: tuple[Failure, ...]
+    brings_embeddings: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class _Tally:
     images: dict[ImageReference, None] = field(default_factory=dict)
     model_names: dict[str, None] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    brings_embeddings: bool = False
 
 
 def survey_job(source: JobSource) -> Survey:
@@ -68,10 +73,15 @@ def survey_job(source: JobSource) -> Survey:
         model = line.body.get("model")
         if isinstance(model, str):
             tally.model_names[model] = None
+        tally.brings_embeddings |= inline_embedding_bytes(line.body) > 0
         for image in line.images:
             tally.images[_kept(image)] = None
     return Survey(
-        tally.requests, tuple(tally.images), tuple(tally.model_names), tuple(tally.failures)
+        tally.requests,
+        tuple(tally.images),
+        tuple(tally.model_names),
+        tuple(tally.failures),
+        tally.brings_embeddings,
     )
 
 
