@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["PRECISIONS", "Delivery", "Family", "Tower", "family_of", "reference_part"]
 
 _MODULES = {
+    "idefics3": "pipeline.families.idefics3",
+    "internvl": "pipeline.families.internvl",
+    "lfm2_vl": "pipeline.families.lfm2_vl",
+    "llava": "pipeline.families.llava",
+    "llava_next": "pipeline.families.llava_next",
+    "minicpmv4_6": "pipeline.families.minicpmv4_6",
+    "mistral3": "pipeline.families.mistral3",
     "qwen2_5_vl": "pipeline.families.qwen2_5_vl",
     "qwen2_vl": "pipeline.families.qwen2_vl",
     "qwen3_5": "pipeline.families.qwen3_5",
     "qwen3_5_moe": "pipeline.families.qwen3_5_moe",
     "qwen3_vl": "pipeline.families.qwen3_vl",
     "qwen3_vl_moe": "pipeline.families.qwen3_vl_moe",
+    "smolvlm": "pipeline.families.smolvlm",
 }
 # Known, and refused with the reason.
 _REFUSED = {
@@ -34,6 +42,8 @@ _REFUSED = {
     "deepseek_vl_v2": "vLLM reads only pixels, and transformers has no class for its tower",
     "dots_ocr": "its tower is code of the checkpoint's own, which is not run",
     "gemma3": "its image tokens attend to each other both ways, which vLLM does only for pixels",
+    "lighton_ocr": "vLLM starts it only as the hub has it: with model_type mistral3 and "
+    "architectures LightOnOCRForConditionalGeneration in config.json",
 }
 PRECISIONS = ("float32",)
 
