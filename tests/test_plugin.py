@@ -18,6 +18,7 @@ from pipeline.plugin import (
     glm4v,
     guard,
     hooks,
+    minicpmv4_6,
     paddleocr_vl,
     patch_status,
     probe,
@@ -27,8 +28,8 @@ from pipeline.plugin import (
     unfit,
 )
 
-(GLM,), (PADDLE,) = glm4v.MODULES, paddleocr_vl.MODULES
-ALL = (guard.PARSER, deepstack.DENSE, deepstack.MOE, GLM, PADDLE)
+(GLM,), (PADDLE,), (MINICPM,) = glm4v.MODULES, paddleocr_vl.MODULES, minicpmv4_6.MODULES
+ALL = (guard.PARSER, deepstack.DENSE, deepstack.MOE, GLM, PADDLE, MINICPM)
 
 
 @pytest.fixture
@@ -139,6 +140,16 @@ CHANGES = {
         ("multimodal_embeddings += tuple(image_embeds)", "multimodal_embeddings = image_embeds"),
         "`PaddleOCRVLForConditionalGeneration.embed_multimodal` is not as expected",
     ),
+    "MiniCPM-V's processor has other fields": (
+        MINICPM,
+        ("return _minicpmv4_6_field_config(hf_inputs)", "return other_fields(hf_inputs)"),
+        "`MiniCPMV4_6MultiModalProcessor._get_mm_fields_config` is not as expected",
+    ),
+    "MiniCPM-V counts placeholders otherwise": (
+        MINICPM,
+        ("return source_tokens + grids[0]", "return source_tokens * grids[0]"),
+        "`MiniCPMV4_6ProcessingInfo.get_num_image_tokens` is not as expected",
+    ),
 }
 
 
@@ -159,7 +170,8 @@ def test_changed_source_is_not_patched(
     assert hooks.applied == {name: f"not patched: {reason}"}
     status = patch_status()
     assert status["supported"] is False
-    assert [state for other, state in status["modules"].items() if other != name] == ["ready"] * 4
+    others = {state for other, state in status["modules"].items() if other != name}
+    assert others == {"ready"}
     assert unfit(ALL) == {name: reason}
 
 

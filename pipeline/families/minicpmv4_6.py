@@ -155,5 +155,6 @@ FAMILY = MiniCPMV46(
     parts=("vision_tower.", "merger."),
     delivery=Delivery.SIZES,
     modalities=("image", "video"),
+    patches=("vllm.model_executor.models.minicpmv4_6",),
     cpu_dtype="bfloat16",
 )
