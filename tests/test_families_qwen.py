@@ -357,6 +357,21 @@ def test_the_processor_s_own_resize_gives_the_same_rows(model: Model) -> None:
     assert torch.equal(tower.encode_original(page, spec), encode(model, page, tower))
 
 
+def test_a_page_is_resized_once(copied: Path) -> None:
+    """The processor's rule is no fixed point: a strip above the budget would shrink again."""
+    changes = {"min_pixels": None, "max_pixels": None}
+    size = {"shortest_edge": 1024, "longest_edge": 5000}
+    change(copied / "preprocessor_config.json", changes | {"size": size})
+    model = resolve_model(str(copied))
+    family, page = family_of(model), noise(32, 640)
+    spec, tower = family.encode_spec(model), family.load_tower(model)
+    placement = spec.geometry.place(32, 640)
+    assert spec.geometry.place(placement.height_px, placement.width_px) != placement
+    rows = encode(model, page, tower)
+    assert len(rows) == placement.tokens
+    assert torch.equal(rows, tower.encode_original(page, spec))
+
+
 def test_rows_do_not_depend_on_the_pages_before(model: Model) -> None:
     tower = family_of(model).load_tower(model)
     first = encode(model, noise(96, 64, 1), tower)
