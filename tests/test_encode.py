@@ -18,7 +18,7 @@ from checkpoints import load_weights, make_qwen3_vl, save_weights
 from click.testing import CliRunner, Result
 from PIL import Image
 
-import pipeline.encode.stages as stages
+import pipeline.encode.reading as reading
 from pipeline.checkpoint import resolve_model
 from pipeline.cli import COMMANDS, main
 from pipeline.encode import EncodeReport, Locator, Target, encode_pages, target_for
@@ -74,13 +74,13 @@ def entries(store: Store) -> dict[str, bytes]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are decoded from now on."""
     names: list[str] = []
-    original = stages.decode_pages
+    original = reading.decode_pages
 
     def watched(file: Any, **options: Any) -> Any:
         names.append(file.path.name)
         return original(file, **options)
 
-    monkeypatch.setattr(stages, "decode_pages", watched)
+    monkeypatch.setattr(reading, "decode_pages", watched)
     return names
 
 
@@ -309,13 +309,13 @@ def test_a_cache_that_cannot_be_written_stops_the_run(
 def test_a_file_that_changes_meanwhile_is_a_failure_and_gets_no_manifest(
     target: Target, docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = stages.decode_pages
+    original = reading.decode_pages
 
     def rewriting(file: Any, **options: Any) -> Any:
         yield from original(file, **options)
         os.utime(file.path, (1, 1))
 
-    monkeypatch.setattr(stages, "decode_pages", rewriting)
+    monkeypatch.setattr(reading, "decode_pages", rewriting)
     report = encode_pages([docs / "a.png"], target)
     assert [failure.detail for failure in report.failures] == ["the file changed while it was read"]
     assert not list(target.store.root.rglob("*.json"))
@@ -427,7 +427,9 @@ def test_failures_stand_on_stderr_with_a_hint(target: Target, docs: Path) -> Non
         target.store.root,
     )
     assert result.exit_code == 3
-    assert result.stderr.splitlines() == [
+    tower, *rest = result.stderr.splitlines()
+    assert tower.startswith("tower: float32 (exact; ")
+    assert rest == [
         f"failed: {docs / 'gone.png'}: read/not_found: no such file",
         "hint: not_found: check the name",
     ]
@@ -437,7 +439,11 @@ def test_failures_stand_on_stderr_with_a_hint(target: Target, docs: Path) -> Non
 def test_the_bundled_model_is_said_in_one_line(docs: Path, tmp_path: Path) -> None:
     result = run("encode", docs / "a.png", "--cache", tmp_path / "bundled")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == "model: bundled tiny-reader\n"
+    model, tower = result.stderr.splitlines()
+    assert model == "model: bundled tiny-reader"
+    assert tower.startswith("tower: float32 (exact; ") and "one per physical core" in tower
+    again = run("encode", docs / "a.png", "--cache", tmp_path / "bundled")
+    assert again.stderr == "model: bundled tiny-reader\n", "nothing is encoded, nothing is said"
     quiet = run("encode", docs / "a.png", "--cache", tmp_path / "bundled", "--quiet")
     assert (quiet.exit_code, quiet.output) == (0, "")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ import click
 from pipeline.checkpoint import resolve_model
 from pipeline.cli import options
 from pipeline.encode import EncodeReport, Outcome, encode_pages, target_for
+from pipeline.encode.machine import choose_precision, physical_cores
 from pipeline.encode.records import Done
 from pipeline.errors import ExitCode, Failure, Reason, UsageError
 from pipeline.keys import canonical_json
 from pipeline.pages import Discovery, count_pages
 
+_LIKE_A_FILE = re.compile(r"\S+\.(txt|md|prompt|jinja|j2)")
 _HINTS = {
     Reason.NOT_FOUND: "check the name",
     Reason.UNREADABLE: "check that the file can be read and is not being written",
@@ -40,6 +44,12 @@ _HINTS = {
 @options.model_options
 @options.cache_option
 @options.pixel_options
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of the vision tower.  [default: one per physical core]",
+)
 @click.option(
     "--job",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -79,6 +89,7 @@ def encode(
     max_pixels: int | None,
     dpi: int,
     precision: str,
+    threads: int | None,
     job: Path | None,
     prompt: str | None,
     max_tokens: int,
@@ -99,6 +110,9 @@ def encode(
     """
     if job is not None:
         _check_job(job, prompt)
+    elif prompt is not None or schema is not None:
+        given = "--prompt" if schema is None else "--schema"
+        raise UsageError(f"`{given}` belongs to a job", "add `--job FILE`, or leave it out")
     prompt = None if prompt is None else text_of(prompt)
     answer_schema = None if schema is None else _schema_of(schema)
     options.say_model(model, quiet)
@@ -106,21 +120,37 @@ def encode(
     target = target_for(
         found, cache, min_pixels=min_pixels, max_pixels=max_pixels, dpi=dpi, precision=precision
     )
-    report = encode_pages(paths, target, watch=_silent if quiet else _progress)
+    watch = _silent if quiet else partial(_progress, tower=_tower_line(precision, threads))
+    report = encode_pages(paths, target, watch=watch, threads=threads)
     if job is not None and prompt is not None:
-        _write_job(
+        lines = _write_job(
             job, report, paths, prompt, max_tokens, answer_schema, pages_per_request, found.name
         )
+        if not (quiet or as_json):
+            click.echo(f"job: {options.printable(str(job))}, {counted(lines, 'line')}")
     _show(report, as_json, quiet)
     raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))
+
+
+def _tower_line(precision: str, threads: int | None) -> str:
+    """How the tower computes, and why."""
+    choice = choose_precision(precision)
+    count = threads or physical_cores()
+    why = "asked for" if threads else "one per physical core"
+    return f"tower: {choice.value} ({choice.reason}), {counted(count, 'thread')} ({why})"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 page`, `2 pages`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _silent(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
     return outcomes
 
 
-def _progress(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
-    """The outcomes, with a bar on a terminal as soon as there is something to encode."""
+def _progress(outcomes: Iterator[Outcome], found: Discovery, *, tower: str) -> Iterator[Outcome]:
+    """The outcomes; once something is encoded, a line about the tower, on a terminal a bar."""
     bar: Any = None
     pixels, started = 0, 0.0
     for count, outcome in enumerate(outcomes, start=1):
@@ -130,6 +160,7 @@ def _progress(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome
             bar.set_postfix_str(f"{rate:.2f} megapixels/s", refresh=False)
             bar.update()
         elif _encoded_pixels(outcome):  # the rates leave out the first page: it loads the tower
+            click.echo(tower, err=True)
             bar, started = _bar(found, count), time.monotonic()
         yield outcome
     if bar is not None:
@@ -167,10 +198,11 @@ def _write_job(
     schema: dict[str, Any] | None,
     pages_per_request: int,
     model_name: str,
-) -> None:
+) -> int:
+    """Write the job and return the number of its lines."""
     from pipeline.jobs import JobImage, write_job
 
-    write_job(
+    return write_job(
         job,
         (JobImage(page.path, page.page, page.paged) for page in report.good),
         inputs=list(inputs),
@@ -183,7 +215,10 @@ def _write_job(
 
 
 def text_of(prompt: str) -> str:
-    """The prompt itself, or the content of the file that it names."""
+    """The prompt itself, or the content of the file that it names.
+
+    Raises UsageError for what looks like the name of a file and is none.
+    """
     try:
         is_file = Path(prompt).is_file()
     except (OSError, ValueError):  # too long for a name: it is the prompt
@@ -191,6 +226,8 @@ def text_of(prompt: str) -> str:
     try:
         if is_file:
             return Path(prompt).read_text(encoding="utf-8-sig").strip()
+        if _LIKE_A_FILE.fullmatch(prompt):
+            raise UsageError(f"there is no prompt file `{prompt}`", "check the name")
         prompt.encode()  # what a command line can't decode comes as lone surrogates
     except (OSError, ValueError) as error:
         message = f"can't read the prompt `{prompt}`: {error}"
@@ -218,9 +255,9 @@ def _show(report: EncodeReport, as_json: bool, quiet: bool) -> None:
         click.echo(json.dumps(report.as_record()))
     elif not quiet:
         click.echo(
-            f"{report.pages} pages: {report.encoded} encoded, {report.cached} cached, "
-            f"{report.failed} failed; {report.skipped} files skipped; {report.seconds:.1f} s, "
-            f"{report.megapixels:.2f} megapixels, {report.tokens} tokens, "
+            f"{counted(report.pages, 'page')}: {report.encoded} encoded, {report.cached} cached, "
+            f"{report.failed} failed; {counted(report.skipped, 'file')} skipped; "
+            f"{report.seconds:.1f} s, {report.megapixels:.2f} megapixels, {report.tokens} tokens, "
             f"{report.bytes / 1e6:.2f} MB"
         )
 

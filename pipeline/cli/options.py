@@ -59,10 +59,10 @@ def pixel_options(command: Command) -> Command:
         ),
         click.option(
             "--precision",
-            type=click.Choice(["float32"]),
-            default="float32",
+            type=click.Choice(["auto", "float32"]),
+            default="auto",
             show_default=True,
-            help="Arithmetic of the vision tower.",
+            help="Arithmetic of the vision tower; auto takes an exact one.",
         ),
     )
     for decorate in reversed(decorators):

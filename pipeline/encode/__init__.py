@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline.encode import stages
+from pipeline.encode import reading, stages
 from pipeline.encode.locate import Locator
 from pipeline.encode.records import (
     Done,
@@ -44,24 +44,26 @@ def encode_pages(
     *,
     only: Only | None = None,
     watch: Watch = _unwatched,
+    threads: int | None = None,
 ) -> EncodeReport:
     """Bring the embedding of every page in `paths` into the cache, one page in memory at a time.
 
     `only` restricts files to some of their pages. `watch` wraps the stream of outcomes, for a
     progress bar; the files come with it. The tower is loaded at the first page that the cache
-    lacks. What is stored for a page does not depend on the other pages of the call.
+    lacks, and computes with `threads`, default one per physical core. What is stored for a page
+    does not depend on the other pages of the call.
 
     Raises StoreError where the cache can't be written, CheckpointError where the tower can't be
     loaded; a page that fails is an item of the report.
     """
     started = time.monotonic()
     found = discover(paths)  # files in stable order, type by content
-    documents = stages.digest_files(found.files)
-    read = stages.read_pages(documents, target, only)  # from a manifest, else decoded
+    documents = reading.digest_files(found.files)
+    read = reading.read_pages(documents, target, only)  # from a manifest, else decoded
     placed = stages.place(read, target)  # grid and key
     missed = stages.look_up(placed, target.store)
     resized = stages.resize(missed, target)
-    encoded = stages.run_tower(resized, target)
+    encoded = stages.run_tower(resized, target, threads)
     stored = stages.put(encoded, target.store)
     outcomes = [*found.failures, *watch(stored, found)]
     return _report(outcomes, found.skipped, time.monotonic() - started)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.encode.stages import file_state, named, no_such_page, too_narrow
+from pipeline.encode.reading import file_state, named, no_such_page
+from pipeline.encode.stages import too_narrow
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
 from pipeline.keys import EncodeSpec, RenderSpec, cache_key, file_digest

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.checkpoint import Model, tower_fingerprint
+from pipeline.encode.machine import choose_precision
 from pipeline.errors import Failure, UsageError
 from pipeline.families import PRECISIONS, Family, family_of
 from pipeline.geometry import Placement
@@ -45,9 +46,10 @@ def target_for(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
     dpi: int = DEFAULT_DPI,
-    precision: str = "float32",
+    precision: str = "auto",
 ) -> Target:
     """The target of a model; raises CheckpointError or UsageError, imports no torch."""
+    precision = choose_precision(precision).value
     if precision not in PRECISIONS:
         raise UsageError(f"no precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
     if dpi < 1:

@@ -1,4 +1,4 @@
-"""The stages of line 1, each a generator over pages; failures and finished pages pass through."""
+"""The stages of line 1 from a page on, generators; what failed or is done passes through."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import __version__
+from pipeline.encode.machine import physical_cores
 from pipeline.encode.records import (
-    Document,
     Done,
     Encoded,
-    Only,
     PageRead,
     Placed,
     Resized,
@@ -21,154 +20,13 @@ from pipeline.encode.records import (
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.families import Tower
 from pipeline.geometry import AspectRatioError
-from pipeline.keys import cache_key, file_digest, pixel_digest
-from pipeline.pages import Page, SourceFile, decode_pages
-from pipeline.store import Entry, Manifest, PageRecord, Store
+from pipeline.keys import cache_key
+from pipeline.store import Entry, Store
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-
-
-def file_state(path: Path) -> tuple[int, int]:
-    """(size, mtime in ns): a file in another state holds other bytes; raises OSError."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
-
-
-def digest_files(files: Iterable[SourceFile]) -> Iterator[Document | Failure]:
-    """Each file with the digest of its bytes."""
-    for file in files:
-        try:
-            state = file_state(file.path)
-            yield Document(file, file_digest(file.path), state)
-        except OSError as error:
-            yield _unreadable(file, error.strerror or str(error))
-
-
-def _unreadable(file: SourceFile, detail: str) -> Failure:
-    return Failure(str(file.path), None, Stage.READ, Reason.UNREADABLE, detail, retryable=True)
-
-
-# ---------------------------------------------------------------- read
-
-
-def read_pages(
-    documents: Iterable[Document | Failure], target: Target, only: Only | None
-) -> Iterator[PageRead | Failure]:
-    """The wanted pages of each file, in order: known from its manifest, or else decoded.
-
-    Of a file with a manifest only the pages without an embedding are decoded; of one without,
-    all are, so that its manifest can be written.
-    """
-    for document in documents:
-        if isinstance(document, Failure):
-            yield document
-            continue
-        wanted = None if only is None else only.get(document.file.path)
-        manifest = target.store.manifest(document.digest, target.render.digest())
-        found: list[PageRecord | Failure] = []
-        for page, rgb_page in _pages(document.file, manifest, target, wanted):
-            found.append(page)
-            if wanted is None or page.page is None or page.page in wanted:
-                yield _as_read(document.file, page, rgb_page)
-        yield from _never_seen(document.file, found, wanted)
-        yield from _keep_manifest(document, found, target)
-
-
-def _pages(
-    file: SourceFile, manifest: Manifest | None, target: Target, wanted: frozenset[int] | None
-) -> Iterator[tuple[PageRecord | Failure, Page | None]]:
-    """Every page of the file as a record, with its pixels where it was decoded."""
-    if manifest is None:
-        for page in decode_pages(file, dpi=target.dpi):
-            yield _recorded(page)
-        return
-    missing = frozenset(
-        record.page
-        for record in manifest.pages
-        if isinstance(record, PageRecord)
-        and (wanted is None or record.page in wanted)
-        and _needs_pixels(record, target)
-    )
-    decoded = decode_pages(file, dpi=target.dpi, only=missing) if missing else iter(())
-    for record in manifest.pages:
-        if record.page not in missing:
-            yield record, None
-            continue
-        page = next(decoded)
-        yield _recorded(page)
-        if page.page is None:  # the file as a whole can't be opened any more
-            return
-
-
-def _needs_pixels(record: PageRecord, target: Target) -> bool:
-    """True if the page must be encoded: it can be, and the cache does not have it."""
-    try:
-        target.spec.geometry.place(record.height_px, record.width_px)
-    except AspectRatioError:
-        return False
-    store = target.store
-    return not store.has(cache_key(record.pixels, target.spec, store.tower_fingerprint))
-
-
-def _recorded(page: Page | Failure) -> tuple[PageRecord | Failure, Page | None]:
-    if isinstance(page, Failure):
-        return page, None
-    height_px, width_px, _ = page.rgb.shape
-    return PageRecord(page.page, pixel_digest(page.rgb), height_px, width_px), page
-
-
-def _as_read(
-    file: SourceFile, record: PageRecord | Failure, page: Page | None
-) -> PageRead | Failure:
-    if isinstance(record, Failure):
-        return named(record, file.path)
-    rgb = None if page is None else page.rgb
-    return PageRead(file, record.page, record.pixels, record.height_px, record.width_px, rgb)
-
-
-def named(failure: Failure, path: Path) -> Failure:
-    """A manifest's failure, with the file's present name."""
-    return Failure(str(path), failure.page, failure.stage, failure.reason, failure.detail)
-
-
-def _never_seen(
-    file: SourceFile, found: list[PageRecord | Failure], wanted: frozenset[int] | None
-) -> Iterator[Failure]:
-    """A failure for each wanted page beyond the last; none if the whole file failed."""
-    if all(page.page is not None for page in found):
-        for number in sorted((wanted or frozenset()) - {page.page for page in found}):
-            yield no_such_page(file.path, number, len(found))
-
-
-def no_such_page(path: Path, number: int, count: int) -> Failure:
-    """The failure of a page that the file does not have."""
-    detail = f"the file has {count} page{'s' if count != 1 else ''}"
-    return Failure(str(path), number, Stage.DECODE, Reason.NO_SUCH_PAGE, detail)
-
-
-def _keep_manifest(
-    document: Document, found: list[PageRecord | Failure], target: Target
-) -> Iterator[Failure]:
-    """Write what the file holds, unless it changed meanwhile or could not be read at all."""
-    try:
-        changed = file_state(document.file.path) != document.state
-    except OSError as error:
-        yield _unreadable(document.file, error.strerror or str(error))
-        return
-    if changed:
-        yield _unreadable(document.file, "the file changed while it was read")
-    elif all(isinstance(page, PageRecord) or page.stage is Stage.DECODE for page in found):
-        manifest = Manifest(document.file.paged, tuple(_nameless(page) for page in found))
-        target.store.put_manifest(document.digest, target.render.digest(), manifest)
-
-
-def _nameless(page: PageRecord | Failure) -> PageRecord | Failure:
-    if isinstance(page, PageRecord):
-        return page
-    return Failure(None, page.page, page.stage, page.reason, page.detail)
 
 
 # ---------------------------------------------------------------- place, look up
@@ -238,7 +96,7 @@ def _tower_error(page: Placed, error: Exception) -> Failure:
 
 
 def run_tower(
-    pages: Iterable[Resized | Done | Failure], target: Target
+    pages: Iterable[Resized | Done | Failure], target: Target, threads: int | None
 ) -> Iterator[Encoded | Done | Failure]:
     """Embeddings of the pages that must be encoded; the tower is loaded at the first of them."""
     tower: Tower | None = None
@@ -247,8 +105,15 @@ def run_tower(
             yield page
             continue
         if tower is None:
+            _use_threads(threads or physical_cores())
             tower = target.family.load_tower(target.model, target.spec.precision)
         yield _embedded(page, tower, target)
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def _embedded(page: Resized, tower: Tower, target: Target) -> Encoded | Failure:

@@ -31,7 +31,7 @@ class PageOptions:
     min_pixels: int | None = None
     max_pixels: int | None = None
     dpi: int = DEFAULT_DPI
-    precision: str = "float32"
+    precision: str = "auto"
 
     def target(self) -> Target:
         """Resolve the model; raises CheckpointError or UsageError. Imports no torch."""
