@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["PRECISIONS", "Delivery", "Family", "Tower", "family_of", "reference_part"]
 
 _MODULES = {
+    "glm4v": "pipeline.families.glm4v",
+    "glm_ocr": "pipeline.families.glm_ocr",
     "idefics3": "pipeline.families.idefics3",
     "internvl": "pipeline.families.internvl",
     "lfm2_vl": "pipeline.families.lfm2_vl",
@@ -27,6 +29,7 @@ _MODULES = {
     "llava_next": "pipeline.families.llava_next",
     "minicpmv4_6": "pipeline.families.minicpmv4_6",
     "mistral3": "pipeline.families.mistral3",
+    "paddleocr_vl": "pipeline.families.paddleocr_vl",
     "qwen2_5_vl": "pipeline.families.qwen2_5_vl",
     "qwen2_vl": "pipeline.families.qwen2_vl",
     "qwen3_5": "pipeline.families.qwen3_5",
