@@ -1,5 +1,6 @@
 """A model directory: its config, and of its weights only the vision tensors, fingerprinted."""
 
+from pipeline.checkpoint.files import weight_files
 from pipeline.checkpoint.identity import model_identity, tower_fingerprint
 from pipeline.checkpoint.model import (
     BUNDLED_NAME,
@@ -35,4 +36,5 @@ __all__ = [
     "tower_fingerprint",
     "vision_places",
     "vision_tensors",
+    "weight_files",
 ]

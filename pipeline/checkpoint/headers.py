@@ -47,6 +47,11 @@ class TensorPlace:
     scale: Scale | None = None
 
     @property
+    def values(self) -> int:
+        """How many it holds."""
+        return prod(self.shape)
+
+    @property
     def matrix(self) -> tuple[int, int]:
         """Its shape as (first dimension, all the others)."""
         return (self.shape or (1,))[0], prod(self.shape[1:])

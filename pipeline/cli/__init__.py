@@ -19,6 +19,7 @@ from pipeline.errors import ExitCode, PipelineError
 # name → (module:function, summary); the order is that of the help page
 COMMANDS: dict[str, tuple[str, str]] = {
     "pages": ("pipeline.cli.pages:pages", "List the pages that would be encoded."),
+    "model": ("pipeline.cli.model:model", "Show what is known of a model."),
     "encode": ("pipeline.cli.encode:encode", "Put the embeddings of page images into the cache."),
     "run": ("pipeline.cli.run:run", "Run a job through vLLM on cached embeddings."),
     "parity": ("pipeline.cli.parity:parity", "Compare cached embeddings with native images."),
