@@ -122,6 +122,12 @@ class InternVL(TransformersFamily):
             )
         return ShapedCanvas(height, width, shuffled**2, p["min_patches"], p["max_patches"])
 
+    # ---------------------------------------------------------------- engine
+
+    def native_settings(self, spec: EncodeSpec) -> dict[str, Any]:
+        """vLLM sizes its encoder's budget by the JSON alone: by one tile, if that says so."""
+        return {"crop_to_patches": True}
+
     # ---------------------------------------------------------------- tower
 
     def make_processor(self, model: Model) -> Any:
