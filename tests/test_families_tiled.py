@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from pipeline.geometry import (
     ShapedCanvas,
 )
 from pipeline.keys import EncodeSpec, cache_key
+from pipeline.plugin import minicpmv4_6
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "internvl": make_internvl,
@@ -534,3 +536,44 @@ def test_the_mode_with_four_times_the_rows_is_the_processors(tmp_path: Path) -> 
     rows = rows_of(model, page)
     assert len(rows) == placeholders == 4 * 20
     torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- MiniCPM-V's rows inside vLLM
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (torch.ones(6, 8), ""),
+        (torch.ones(5, 8), "image_embeds has shape (5, 8), image_sizes asks for (6, 8)"),
+        (torch.ones(6, 7), "image_embeds has shape (6, 7), image_sizes asks for (6, 8)"),
+        (torch.ones(1, 6, 8), "image_embeds has shape (1, 6, 8), image_sizes asks for (6, 8)"),
+        (
+            torch.ones(6, 8, dtype=torch.int8),
+            "image_embeds is torch.int8 instead of floating point",
+        ),
+        (torch.full((6, 8), torch.nan), "image_embeds has values that are not finite"),
+    ],
+)
+def test_rows_that_do_not_fit_a_pages_size_are_named(rows: torch.Tensor, reason: str) -> None:
+    assert minicpmv4_6.rows_misfit(rows, 6, 8) == reason
+
+
+@pytest.mark.parametrize(
+    ("inputs", "accepted", "fields"),
+    [
+        ({"pixel_values": 1}, True, {"pixel_values"}),
+        ({"image_embeds": 1, "image_sizes": 2}, False, {"pixel_values"}),
+    ],
+)
+def test_the_fields_of_other_requests_stay_as_they_are(
+    inputs: dict[str, Any], accepted: bool, fields: set[str]
+) -> None:
+    """Pixels in our engines, and anything in engines that take no embeddings."""
+    config = SimpleNamespace(multimodal_config=SimpleNamespace(enable_mm_embeds=accepted))
+    info = SimpleNamespace(
+        ctx=SimpleNamespace(model_config=config),
+        get_hf_config=lambda: SimpleNamespace(model_type="minicpmv4_6"),
+    )
+    patched = minicpmv4_6._fields_with_sizes(lambda self, inputs, kwargs: {"pixel_values": 0})
+    assert set(patched(SimpleNamespace(info=info), inputs, {})) == fields

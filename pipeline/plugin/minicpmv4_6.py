@@ -7,11 +7,14 @@ compares the rows of a page with the placeholders that its size gives, on which 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.plugin.guard import MARKER
 from pipeline.plugin.replace import replace, takes_embeddings
 from pipeline.plugin.sources import MODELS, changed
+
+if TYPE_CHECKING:
+    import torch
 
 MODULES = (f"{MODELS}.minicpmv4_6",)
 MODEL_TYPES = ("minicpmv4_6",)
@@ -92,21 +95,27 @@ def _placeholders_of_checked_rows(placeholders: Any) -> Any:
 
 
 def _check_rows(processor: Any, images: Any, number: int, hf_kwargs: Any) -> None:
-    """Raise vLLM's own validation error unless a page's rows fit its size, (rows, width)."""
-    rows = images.get(number)["image_embeds"]
+    """Raise vLLM's own validation error unless a page's rows fit its size."""
     expected = processor.info.get_num_image_tokens(
         images.get_image_size(number),
         processor._resolve_max_slice_nums(hf_kwargs),
         processor._resolve_downsample_mode(hf_kwargs),
     )
     width = processor.info._get_expected_hidden_size()
-    reason = ""
-    if tuple(rows.shape) != (expected, width):
-        reason = f"image_embeds has shape {tuple(rows.shape)}, image_sizes asks for "
-        reason += f"({expected}, {width})"
-    elif not rows.is_floating_point() or not rows.isfinite().all():
-        reason = "image_embeds has values that are not finite"
+    reason = rows_misfit(images.get(number)["image_embeds"], expected, width)
     if reason:
         from vllm.exceptions import VLLMValidationError
 
         raise VLLMValidationError(f"{MARKER} {reason}")
+
+
+def rows_misfit(rows: torch.Tensor, expected: int, width: int) -> str:
+    """Why a page's rows are not the (expected, width) that its size gives; empty where they are."""
+    if tuple(rows.shape) != (expected, width):
+        asked = f"image_sizes asks for ({expected}, {width})"
+        return f"image_embeds has shape {tuple(rows.shape)}, {asked}"
+    if not rows.is_floating_point():
+        return f"image_embeds is {rows.dtype} instead of floating point"
+    if not rows.isfinite().all():
+        return "image_embeds has values that are not finite"
+    return ""
