@@ -51,7 +51,7 @@ def model(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) ->
 
 @pytest.fixture
 def family(model: Model) -> Family:
-    return PIXTRAL if model.config["model_type"] == "llava" else family_of(model)
+    return family_of(model)
 
 
 def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -337,7 +337,7 @@ def test_settings_that_do_not_fit_are_refused(
     message: str,
 ) -> None:
     model = changed(shutil.copytree(checkpoints(name), tmp_path / name), file, changes)
-    family = PIXTRAL if name == "pixtral_hf" else family_of(model)
+    family = family_of(model)
     with pytest.raises(CheckpointError) as error:
         family.encode_spec(model)
     assert message in error.value.message
