@@ -395,3 +395,20 @@ def test_windowed_rows_are_in_the_page_s_own_order(
     changed[2 * 28, 3 * 28] ^= 255  # in row 2 · 6 + 3
     difference = (encode(model, page, tower) - encode(model, changed, tower)).abs().amax(1)
     assert difference.nonzero().flatten().tolist() == [14, 15, 20, 21]
+
+
+def test_patches_are_embedded_by_a_linear_layer_as_by_the_convolution(model: Model) -> None:
+    """The convolution's kernel is its stride; as a convolution it is many times slower."""
+    family = family_of(model)
+    layer = family.load_tower(model)._shell.patch_embed.proj
+    settings = family.vision_config(model.config)
+    depth, side = settings["temporal_patch_size"], settings["patch_size"]
+    kernel = (depth, side, side)
+    convolution = torch.nn.Conv3d(3, layer.out_features, kernel, stride=kernel, bias=False)
+    convolution.weight.data = layer.weight.data.reshape(-1, 3, *kernel)
+    patches = torch.randn(50, 3, *kernel)
+    with torch.inference_mode():
+        expected = convolution(patches).flatten(1)
+        found = layer(patches) - (0 if layer.bias is None else layer.bias)
+    assert isinstance(layer, torch.nn.Linear)
+    assert (found - expected).abs().max() < 1e-5

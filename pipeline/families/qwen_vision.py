@@ -132,6 +132,7 @@ class QwenVision(TransformersFamily):
         shell = build_shell(model, lambda: self.make_shell(model))
         weights = vision_tensors(model, self, getattr(torch, precision))
         fill_shell(model, shell, weights, self.parts, self.shell_prefix)
+        linear_patches(shell)
         return QwenTower(self, shell, self.make_processor(model))
 
     def make_shell(self, model: Model) -> Any:
@@ -177,6 +178,29 @@ class QwenTower(ProcessorTower):
         )
         with torch.inference_mode():
             return self._family.features(self._shell, inputs)
+
+
+def linear_patches(shell: Any) -> None:
+    """Let the tower embed its patches by a linear layer.
+
+    Its convolution takes each patch alone (stride = kernel), which is the same product; as a
+    convolution it is many times slower on CPUs
+    (https://github.com/huggingface/transformers/issues/45750).
+    """
+    import torch
+
+    class PatchLinear(torch.nn.Linear):
+        def forward(self, patches: torch.Tensor) -> torch.Tensor:
+            """(N, channels, T, P, P) → (N, width)."""
+            return super().forward(patches.flatten(1))
+
+    convolution = shell.patch_embed.proj
+    weight, bias = convolution.weight, convolution.bias
+    with torch.device("meta"):
+        layer = PatchLinear(weight[0].numel(), weight.shape[0], bias=bias is not None)
+    layer.weight = torch.nn.Parameter(weight.flatten(1), requires_grad=False)
+    layer.bias = bias
+    shell.patch_embed.proj = layer
 
 
 def merged_width(c: Mapping[str, Any], wide: int) -> int:
