@@ -13,6 +13,8 @@ from pipeline.errors import PipelineError
 
 T = TypeVar("T")
 
+_LEAVE_S = 10.0
+
 
 def call_apart(function: Callable[..., T], *arguments: Any) -> T:
     """`function(*arguments)` in a spawned process that dies with this one, or before it.
@@ -27,6 +29,7 @@ def call_apart(function: Callable[..., T], *arguments: Any) -> T:
     send.close()
     try:
         outcome = receive.recv()
+        process.join(_LEAVE_S)  # it clears up behind itself; killed, Python would warn of leaks
     except EOFError as error:
         process.join()
         raise PipelineError(
