@@ -394,6 +394,10 @@ def test_what_the_native_path_does_wrong_is_named(
     copied = shutil.copytree(checkpoints("lightonocr"), tmp_path / "lightonocr")
     model = changed(copied, "preprocessor_config.json", {"size": {"longest_edge": 280}})
     assert "vision_config.image_size is 336" in family_of(model).warnings(model)[0]
+    copied = shutil.copytree(checkpoints("idefics3"), tmp_path / "idefics3")
+    assert family_of(resolve_model(str(copied))).warnings(resolve_model(str(copied))) == ()
+    model = changed(copied, "preprocessor_config.json", {"size": {"longest_edge": 200}})
+    assert "pages of 200 px are no whole tiles of 56 px" in family_of(model).warnings(model)[0]
     copied = shutil.copytree(checkpoints("lfm2_vl"), tmp_path / "lfm2_vl")
     model = changed(copied, "preprocessor_config.json", {"use_thumbnail": False})
     assert "use_thumbnail is off" in LFM2.warnings(model)[0]

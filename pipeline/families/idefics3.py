@@ -138,8 +138,15 @@ class Idefics3(TransformersFamily):
     # ---------------------------------------------------------------- tower
 
     def warnings(self, model: Model) -> tuple[str, ...]:
-        """None: vLLM's native path normalises with the processor here."""
-        return ()
+        """How vLLM's native path counts tiles; it normalises with the processor here."""
+        geometry = self.encode_spec(model).geometry
+        assert isinstance(geometry, SquareTiles)
+        if not geometry.splitting or geometry.longest_edge_px % geometry.tile_px == 0:
+            return ()
+        return (
+            f"pages of {geometry.longest_edge_px} px are no whole tiles of {geometry.tile_px} px: "
+            "vLLM's native path miscounts the tiles of some pages and fails",
+        )
 
     def features(self, shell: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Pixels (1, T, 3, E, E) → (R, O)."""
