@@ -10,6 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # each worker has cores of its own, and so have the engines that it starts: two of them with
+    # threads on all cores hold each other up many times over
+    _number, _count = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    if _cores := sorted(os.sched_getaffinity(0))[_number::_count]:
+        os.sched_setaffinity(0, _cores)
+
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "pipeline"]
 

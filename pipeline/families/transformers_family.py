@@ -160,10 +160,12 @@ class ProcessorTower:
 
     def encode(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
         """(H, W, 3) uint8 → (R, width) in the tower's precision."""
+        import numpy as np
         import torch
 
+        # a decoder's array may be read-only, which torch warns of
         inputs = self._processor(
-            images=[pixels], input_data_format="channels_last", return_tensors="pt"
+            images=[np.array(pixels)], input_data_format="channels_last", return_tensors="pt"
         )
         with torch.inference_mode():
             return self._family.features(self._shell, inputs)
