@@ -3,8 +3,8 @@
 Makes a checkpoint of 20 GB in 10 shards whose text is holes in sparse files and whose tower is
 real, split over two shards; encodes one page from it with the `pipeline` command. The kernel
 (inotify, Linux) tells which files of the directory were opened, by whatever library. Needs as
-much disk as the tower has bytes; the bound is the tower in float32, as it computes, and 1 GiB.
-The last line is JSON.
+much disk as the tower has bytes; the bound is the tower in float32, as it computes, and 1 GiB,
+of which Python with torch takes most: a page of more pixels needs more. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=10)
     parser.add_argument("--width", type=int, default=1024, help="hidden size of the tower")
     parser.add_argument("--depth", type=int, default=12, help="layers of the tower")
+    parser.add_argument("--pixels", type=int, default=200_000, help="of the page, at the model")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         tower = make_checkpoint(work / "large", options)
         with watched(work / "large") as opened:
-            peak = encode(work)
+            peak = encode(work, options.pixels)
         result = {
             "checkpoint_bytes": sum(path.stat().st_size for path in (work / "large").iterdir()),
             "tower_bytes_stored": tower.values * 2,
@@ -126,7 +127,7 @@ def make_checkpoint(directory: Path, options: argparse.Namespace) -> MadeTower:
     text_bytes = int(options.gib * 2**30) // options.shards
     for number, shard in enumerate(shards.values()):
         for part in range(4):
-            rows = (text_bytes - shard.size) // (4 - part) // 2 // 4096
+            rows = max(1, (text_bytes - shard.size) // (4 - part) // 2 // 4096)
             name = f"model.language_model.layers.{number * 4 + part}.mlp.down_proj.weight"
             shard.add(name, (rows, 4096))
     for name, shard in shards.items():
@@ -162,10 +163,11 @@ def weights(shape: list[int], random: np.random.Generator) -> NDArray[np.uint16]
 # ---------------------------------------------------------------- encoding, watched
 
 
-def encode(work: Path) -> int:
+def encode(work: Path, pixels: int) -> int:
     """Encode one sample page; bytes at the high-water mark of the command's process."""
     page = ROOT / "docs" / "invoice.png"
-    words = ["encode", str(page), "--model", "large", "--max-pixels", "200000", "--quiet"]
+    budget = ["--min-pixels", str(pixels * 9 // 10), "--max-pixels", str(pixels)]
+    words = ["encode", str(page), "--model", "large", *budget, "--quiet"]
     done = subprocess.run(
         [sys.executable, "-c", ENCODE, *words], cwd=work, capture_output=True, text=True
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_layouts import INDEX, tower_alone
@@ -60,6 +62,13 @@ def fingerprint(directory: Path) -> str:
 def tensors(directory: Path) -> dict[str, torch.Tensor]:
     model = resolve_model(str(directory))
     return vision_tensors(model, family_of(model))
+
+
+def embedding(directory: Path) -> torch.Tensor:
+    """Of a page of noise."""
+    model = resolve_model(str(directory))
+    rgb = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    return family_of(model).load_tower(model).encode(rgb)
 
 
 # ---------------------------------------------------------------- finding the model
@@ -291,6 +300,23 @@ def test_an_index_that_promises_too_much_is_refused(copied: Path) -> None:
     assert error.value.message == expected
 
 
+def test_an_index_that_lists_the_tower_under_both_prefixes_needs_only_one(copied: Path) -> None:
+    before = fingerprint(copied)
+    edit_index(copied, lambda shards: shards | {BIAS.removeprefix("model."): shards[BIAS]})
+    assert fingerprint(copied) == before
+
+
+def test_a_shard_that_is_gone_with_vision_tensors_is_named_with_them(copied: Path) -> None:
+    shard = tower_alone(copied)
+    (copied / shard).unlink()
+    names = [
+        f"model.visual.blocks.0.attn.{name}" for name in ("proj.bias", "proj.weight", "qkv.bias")
+    ]
+    expected = f"has no {shard}, which holds {', '.join(names)} and 42 more by the index"
+    with pytest.raises(CheckpointError, match=re.escape(expected)):
+        fingerprint(copied)
+
+
 def test_equal_copies_under_two_prefixes_are_one_tensor(copied: Path) -> None:
     before = fingerprint(copied)
     rewrite(copied, {"visual.blocks.0.norm1.bias": load_weights(copied)[BIAS]})
@@ -441,6 +467,7 @@ def test_sharding_and_prefix_do_not_change_the_fingerprint(made: Path, tmp_path:
     ours, theirs = tensors(single), tensors(old)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(embedding(single), embedding(old))
 
 
 def test_every_byte_and_setting_of_the_tower_changes_the_fingerprint(copied: Path) -> None:

@@ -1,12 +1,12 @@
 """A model directory: its config, and of its weights only the vision tensors, fingerprinted."""
 
-from pipeline.checkpoint.files import weight_files
+from pipeline.checkpoint.files import fetch_weights, weight_files
 from pipeline.checkpoint.identity import model_identity, tower_fingerprint
 from pipeline.checkpoint.model import (
     BUNDLED_NAME,
     BUNDLED_PATH,
     Model,
-    fetch_weights,
+    first_names,
     read_json,
     resolve_model,
 )
@@ -27,6 +27,7 @@ __all__ = [
     "WeightLayout",
     "checked_settings",
     "fetch_weights",
+    "first_names",
     "model_identity",
     "quantisation_name",
     "read_json",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pipeline.checkpoint.headers import TensorPlace, read_places
 from pipeline.checkpoint.model import (
     Model,
+    first_names,
     repository_files,
     repository_tensors,
     shard_path,
@@ -59,13 +60,20 @@ def find_tensors(model: Model, weight_name: WeightName, expected: Collection[str
                     found.places.setdefault(name, []).append(place)
         if found.places and not found.unseen and found.places.keys() >= set(expected):
             break
-    _require_listed(model, found)
+    _require_listed(model, weight_name, found)
     return found
 
 
 def weight_files(model: Model) -> list[str]:
     """Names of the files that make the model: the index's, or all of the directory."""
     return sorted(set(weight_map(model).values())) or _unlisted(model)
+
+
+def fetch_weights(model: Model) -> None:
+    """Fetch every file of a hub model: an engine needs them all, the encoder only some."""
+    if model.repo is not None:
+        for shard in weight_files(model):
+            shard_path(model, shard)
 
 
 def _ranks(model: Model, index: dict[str, str], listed: dict[str, str]) -> Iterator[list[str]]:
@@ -99,14 +107,16 @@ def _vision_places(
     return [place for place in places if weight_name(place.stored_name) is not None]
 
 
-def _require_listed(model: Model, found: Found) -> None:
-    if not found.unseen:
+def _require_listed(model: Model, weight_name: WeightName, found: Found) -> None:
+    """Raise for a tensor that only the index has; its name may be one of two for the same."""
+    missing = [name for name in found.unseen if weight_name(name) not in found.places]
+    if not missing:
         return
-    name = found.unseen[0]
-    shard = found.listed[name]
+    name, shard = missing[0], found.listed[missing[0]]
     if shard in found.absent:
+        there = [each for each in missing if found.listed[each] == shard]
         raise CheckpointError(
-            f"`{model.path}` has no {shard}, which holds {name} by the index",
+            f"`{model.path}` has no {shard}, which holds {first_names(there)} by the index",
             "the checkpoint is incomplete: fetch it again",
         )
     raise CheckpointError(

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ BUNDLED_NAME = "tiny-reader"
 BUNDLED_PATH = Path(__file__).parent.parent / "models" / BUNDLED_NAME
 
 _INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -101,6 +100,12 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def first_names(names: Sequence[str]) -> str:
+    """The first three, and how many there are besides."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
 def weight_map(model: Model) -> dict[str, str]:
     """Tensor name → shard, as the index has it; empty where there is no index."""
     path = model.path / _INDEX
@@ -158,10 +163,3 @@ def repository_tensors(model: Model, shard: str) -> tuple[str, ...]:
             f"can't look into {shard} of `{model.repo}`: {first_line(error)}", _hub_hint(hub)
         ) from error
     return tuple(header.tensors)
-
-
-def fetch_weights(model: Model) -> None:
-    """Fetch every shard of a hub model: an engine needs them all, our encoder only some."""
-    if model.repo is not None:
-        for shard in sorted(set(weight_map(model).values())) or [_SINGLE]:
-            shard_path(model, shard)

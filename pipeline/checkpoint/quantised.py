@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.checkpoint.headers import Scale, TensorPlace
-from pipeline.checkpoint.model import Model
+from pipeline.checkpoint.model import Model, first_names
 from pipeline.errors import CheckpointError
 
 FLOATS = ("F32", "BF16", "F16")
@@ -149,12 +149,7 @@ def _refused(model: Model, what: str, names: list[str]) -> CheckpointError:
     said = quantisation_name(model.config)
     said = f" (config.json: {said})" if said else ""
     return CheckpointError(
-        f"vision tower of `{model.name}`: quantised vision weights, {what}{said}: {some(names)}",
+        f"vision tower of `{model.name}`: quantised vision weights, {what}{said}: "
+        f"{first_names(names)}",
         "use a build whose vision tower is kept in 16 or 32 bits, or in FP8 with its scales",
     )
-
-
-def some(names: Sequence[str]) -> str:
-    """The first three names, and how many there are besides."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.checkpoint.files import Found, find_tensors
 from pipeline.checkpoint.headers import TensorPlace
-from pipeline.checkpoint.model import Model
-from pipeline.checkpoint.quantised import join_scales, some
+from pipeline.checkpoint.model import Model, first_names
+from pipeline.checkpoint.quantised import join_scales
 from pipeline.checkpoint.read import read_tensors, same_bytes
 from pipeline.errors import CheckpointError
 
@@ -88,7 +88,7 @@ def tensor_problems(
             if list(given[name]) != list(expected[name])
         ],
     }
-    return "; ".join(f"{what}: {some(names)}" for what, names in problems.items() if names)
+    return "; ".join(f"{what}: {first_names(names)}" for what, names in problems.items() if names)
 
 
 def _only(model: Model, name: str, places: list[TensorPlace], found: Found) -> TensorPlace:

@@ -133,6 +133,8 @@ def _limits(facts: Mapping[str, Any], cpu_dtype: str | None, unfit: Mapping[str,
 
 def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Label and text of each line."""
+    from pipeline.checkpoint import first_names
+
     tower, processor = facts["tower"], facts["processor"]
     of_commit = f", commit {facts['revision']}" if facts["revision"] else ""
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in tower["parameters_by_type"].items())
@@ -142,7 +144,10 @@ def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("quantised", facts["quantisation"] or "no"),
         ("tower", f"{tower['class']}, {tower['parameters']:,} parameters ({kinds})"),
         ("", f"{_size(tower['bytes'])} in {tower['tensors']} tensors"),
-        ("", f"on {len(tower['shards'])} of {tower['files']} files: {_some(tower['shards'])}"),
+        (
+            "",
+            f"on {len(tower['shards'])} of {tower['files']} files: {first_names(tower['shards'])}",
+        ),
         ("fingerprint", tower["fingerprint"]),
         ("identity", facts["identity"]),
         ("processor", f"{processor['class']}, {processor['backend']}"),
@@ -202,8 +207,3 @@ def _flags(arguments: list[str]) -> list[str]:
 
 def _size(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
