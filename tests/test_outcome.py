@@ -84,3 +84,11 @@ def test_a_request_that_kills_the_engine_is_a_failure_with_its_log() -> None:
 def test_every_shape_of_vllms_error_is_read(error: object, text: str | None) -> None:
     output = {"custom_id": "a", "response": {"status_code": 400, "body": None}, "error": error}
     assert result_of(output).error == text
+
+
+def test_the_commit_of_a_hub_model_stands_in_the_result() -> None:
+    body = {"choices": [{"finish_reason": "stop", "message": {"content": "x"}}]}
+    line = outcome_of(Result("a", 200, "r", body, None), REQUEST, 1, "c0ffee")
+    assert isinstance(line, dict) and line["pipeline"]["revision"] == "c0ffee"
+    local = outcome_of(Result("a", 200, "r", body, None), REQUEST, 1)
+    assert isinstance(local, dict) and "revision" not in local["pipeline"]

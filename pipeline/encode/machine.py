@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from collections.abc import Set
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from pathlib import Path
 _CPUINFO = Path("/proc/cpuinfo")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_MAPPED_APART_BYTES = 4 << 20
 # /proc/cpuinfo's names for instructions that multiply bfloat16; elsewhere it is emulated
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
@@ -60,6 +64,19 @@ def physical_cores(topology: Path = _TOPOLOGY, cgroup: Path = _CGROUP) -> int:
     cores = {_core_of(number, topology) for number in processors}
     quota = _quota(cgroup)
     return max(1, len(cores) if quota is None else min(len(cores), int(quota)))
+
+
+def prepare_process(threads: int) -> None:
+    """Set this process up to run a tower: its threads, and an allocator that gives memory back.
+
+    glibc raises the size from which blocks are mapped apart with the blocks it sees freed, and
+    then keeps a page's activations in its heap, in pieces.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_APART_BYTES)
 
 
 def _core_of(processor: int, topology: Path) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import __version__
-from pipeline.encode.machine import physical_cores
+from pipeline.encode.machine import physical_cores, prepare_process
 from pipeline.encode.records import (
     Done,
     Encoded,
@@ -105,15 +105,9 @@ def run_tower(
             yield page
             continue
         if tower is None:
-            _use_threads(threads or physical_cores())
+            prepare_process(threads or physical_cores())
             tower = target.family.load_tower(target.model, target.spec.precision)
         yield _embedded(page, tower, target)
-
-
-def _use_threads(count: int) -> None:
-    import torch
-
-    torch.set_num_threads(count)
 
 
 def _embedded(page: Resized, tower: Tower, target: Target) -> Encoded | Failure:

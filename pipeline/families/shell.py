@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint import Model
+from pipeline.checkpoint import Model, require_tensors
 from pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -73,29 +73,3 @@ def fill_shell(
     require_tensors(model, given, expected)
     named = {shell_prefix + name: tensor for name, tensor in weights.items()}
     shell.load_state_dict(named, strict=False, assign=True)
-
-
-def require_tensors(
-    model: Model, given: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Raise CheckpointError unless exactly the expected tensors are there."""
-    problems = {
-        "missing": sorted(expected.keys() - given.keys()),
-        "left over": sorted(given.keys() - expected.keys()),
-        "of another shape": [
-            f"{name} {list(given[name])} instead of {list(expected[name])}"
-            for name in sorted(given.keys() & expected.keys())
-            if given[name] != expected[name]
-        ],
-    }
-    found = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
-    if found:
-        raise CheckpointError(
-            f"vision tower of `{model.name}`: tensors " + "; ".join(found),
-            "weights and config.json do not belong together",
-        )
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

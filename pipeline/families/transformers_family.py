@@ -121,10 +121,7 @@ class TransformersFamily:
         import torch
 
         shell = build_shell(model, lambda: self.make_shell(model))
-        weights = {
-            name: tensor.to(getattr(torch, precision))
-            for name, tensor in vision_tensors(model, self).items()
-        }
+        weights = vision_tensors(model, self, getattr(torch, precision))
         fill_shell(model, shell, weights, self.parts, self.shell_prefix)
         return ProcessorTower(self, shell, self.make_processor(model))
 

@@ -50,7 +50,7 @@ def answer(
     """
     handed: dict[str, Request] = {}
     damaged: list[DamagedEntry] = []
-    total = tally.total
+    total, revision = tally.total, maker.pages.target.model.revision
     requests = _hand_out(maker, pending, directory, handed)
     off = quiet or None  # None: shown on a terminal only
     if pending and not quiet:
@@ -72,7 +72,7 @@ def answer(
             elif isinstance(event, Death):
                 _note_death(event, directory)
             else:
-                bad = _keep(event, handed, directory, tally)
+                bad = _keep(event, handed, directory, tally, revision)
                 damaged += [bad] if bad else []
                 bar.update()
     return damaged
@@ -105,7 +105,11 @@ def _note_death(death: Death, directory: RunDirectory) -> None:
 
 
 def _keep(
-    event: Result | SetAside, handed: dict[str, Request], directory: RunDirectory, tally: Tally
+    event: Result | SetAside,
+    handed: dict[str, Request],
+    directory: RunDirectory,
+    tally: Tally,
+    revision: str | None,
 ) -> DamagedEntry | None:
     """Make one finished request durable."""
     custom_id = event.request.custom_id if isinstance(event, SetAside) else event.custom_id
@@ -114,7 +118,7 @@ def _keep(
     if isinstance(event, SetAside):
         outcome: dict[str, Any] | Failure | DamagedEntry = set_aside_failure(event, attempts)
     else:
-        outcome = outcome_of(event, request, attempts)
+        outcome = outcome_of(event, request, attempts, revision)
     if isinstance(outcome, Failure):
         tally.fail(outcome)
         directory.fail(outcome, request.identity)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.checkpoint import model_identity, resolve_model
+from pipeline.checkpoint import fetch_weights, model_identity, resolve_model
 from pipeline.encode import EncodeReport, Locator, Outcome, Target, encode_pages, target_for
 from pipeline.engines.arguments import ModelSource
 from pipeline.errors import Failure, Reason, Stage
@@ -61,8 +61,9 @@ class OpenPages:
         return tuple(dict.fromkeys((model.name, model.path.name)))
 
     def engine_source(self, served_names: tuple[str, ...], *, native: bool = False) -> ModelSource:
-        """What an engine has to be told."""
+        """What an engine has to be told; a hub model is fetched whole, for it runs offline."""
         target = self.target
+        fetch_weights(target.model)
         family, config = target.family, target.model.config
         return ModelSource(
             path=target.model.path,

@@ -37,9 +37,12 @@ class DamagedEntry:
 
 
 def outcome_of(
-    result: Result, request: Request, attempts: int
+    result: Result, request: Request, attempts: int, revision: str | None = None
 ) -> dict[str, Any] | Failure | DamagedEntry:
-    """A result line (OpenAI batch output plus our `pipeline` object), or why there is none."""
+    """A result line (OpenAI batch output plus our `pipeline` object), or why there is none.
+
+    `revision` is the commit of a hub model.
+    """
     damaged = _BAD_ENTRY.search(result.error or "")
     if damaged:
         return DamagedEntry(request, damaged.group(1), damaged.group(2))
@@ -68,6 +71,7 @@ def outcome_of(
                 for (file, page), key in zip(request.pages, request.keys, strict=True)
             ],
             "flags": ["truncated"] if truncated else [],
+            **({} if revision is None else {"revision": revision}),
         },
     }
 
