@@ -417,6 +417,19 @@ def test_processor_settings_left_out_are_the_class_defaults(
         assert (spec.geometry.max_slices, spec.geometry.patch_px) == (9, theirs.patch_size)
 
 
+@pytest.mark.parametrize("name", ["internvl", "llava-siglip", "llava_next", "minicpmv4_6"])
+def test_a_null_in_the_processors_json_is_the_class_default(name: str, tmp_path: Path) -> None:
+    """As transformers' processors of the torchvision kind are saved."""
+    path = MAKERS[name](tmp_path / name)
+    spec = spec_of(resolve_model(str(path)))
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    nulls = dict.fromkeys(("do_center_crop", "do_pad", "resample", "rescale_factor"))
+    if name == "llava-siglip":
+        nulls["crop_size"] = None
+    write_json(path / "preprocessor_config.json", settings | nulls)
+    assert spec_of(resolve_model(str(path))) == spec
+
+
 DELIVERED = {
     "internvl": (Delivery.ROWS, None, ("image", "video")),
     "llava": (Delivery.ROWS, None, ("image",)),

@@ -15,15 +15,15 @@ RESAMPLES = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 
 def given_settings(model: Model) -> dict[str, Any]:
     """The image processor's settings as the checkpoint has them, defaults left out.
 
-    transformers 5 saves them inside processor_config.json, which goes first. Raises
-    CheckpointError where there are none.
+    A null stands for the default, as it does in transformers, whose version 5 saves them inside
+    processor_config.json, which goes first. Raises CheckpointError where there are none.
     """
     nested = model.path / "processor_config.json"
     found = read_json(nested).get("image_processor") if nested.is_file() else None
     given = found or read_json(model.path / "preprocessor_config.json")
     if not isinstance(given, dict):
         raise CheckpointError(f"image processor of `{model.name}` is no JSON object")
-    return given
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def processor_settings(
