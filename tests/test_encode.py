@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -628,3 +629,17 @@ def test_an_interrupt_ends_with_its_own_code(
     assert result.stderr == (
         "Error: stopped by a signal\n\nhint: the same command goes on where this one stopped\n"
     )
+
+
+def test_traps_of_a_checkpoint_are_said_by_name(
+    checkpoint: Path, docs: Path, tmp_path: Path
+) -> None:
+    """vLLM's native path would feed raw pixels to the tower of such a model."""
+    trapped = shutil.copytree(checkpoint, tmp_path / "trapped")
+    path = trapped / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    del settings["image_mean"], settings["image_std"]
+    path.write_text(json.dumps(settings))
+    words = ("encode", docs / "a.png", "--model", trapped, "--cache", tmp_path / "cache")
+    assert "warning: `trapped`: the image processor's JSON has no image_mean" in run(*words).stderr
+    assert run(*words, "--quiet").stderr == ""

@@ -117,6 +117,7 @@ def encode(
     answer_schema = None if schema is None else _schema_of(schema)
     options.say_model(model, quiet)
     found = resolve_model(model, revision)
+    options.say_warnings(found, quiet)
     target = target_for(
         found, cache, min_pixels=min_pixels, max_pixels=max_pixels, dpi=dpi, precision=precision
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from pipeline.cli import options
 from pipeline.config import DRIVERS, EngineOptions, vllm_version
 from pipeline.errors import MissingExtraError, PipelineError, UsageError
 
@@ -119,10 +120,10 @@ def vllm_argument(text: str) -> tuple[str, ...]:
     return (f"--{name}", value) if equals else (f"--{name}",)
 
 
-def require_engine(model: str | None, revision: str | None) -> None:
+def require_engine(model: str | None, revision: str | None, *, quiet: bool = False) -> None:
     """Raise before anything is started unless vLLM is there and our plugin fits it.
 
-    Raises CheckpointError too, for a model that is not known.
+    Says what is odd about the model. Raises CheckpointError too, for a model that is not known.
     """
     version = vllm_version()
     if version is None:
@@ -134,7 +135,9 @@ def require_engine(model: str | None, revision: str | None) -> None:
     from pipeline.families import family_of
     from pipeline.plugin import unfit
 
-    family = family_of(resolve_model(model, revision))
+    found = resolve_model(model, revision)
+    options.say_warnings(found, quiet)
+    family = family_of(found)
     if reasons := unfit(family.patches):
         why = "; ".join(f"{module}: {reason}" for module, reason in reasons.items())
         raise PipelineError(

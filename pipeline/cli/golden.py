@@ -107,7 +107,7 @@ def _options(directory: Path, values: dict[str, Any]) -> GoldenOptions:
 
     quiet = values.pop("quiet")
     options.say_model(values["model"], quiet)
-    require_engine(values["model"], values["revision"])
+    require_engine(values["model"], values["revision"], quiet=quiet)
     engine = engine_options_of(values)
     return GoldenOptions(directory, PageOptions(cache=directory, **values), engine, quiet)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pipeline.checkpoint import Model
 
 Command = Callable[..., Any]
 
@@ -100,6 +103,14 @@ def say_model(model: str | None, quiet: bool) -> None:
     """One line on stderr where the embedded model stands in for one that was not named."""
     if model is None and not quiet:
         click.echo("model: bundled tiny-reader", err=True)
+
+
+def say_warnings(model: Model, quiet: bool) -> None:
+    """What is odd about a checkpoint, a line each on stderr; raises CheckpointError."""
+    from pipeline.families import family_of
+
+    for warning in () if quiet else family_of(model).warnings(model):
+        click.echo(f"warning: `{model.name}`: {warning}", err=True)
 
 
 def printable(name: str) -> str:

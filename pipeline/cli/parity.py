@@ -100,7 +100,7 @@ def parity(
     if not paths and not SAMPLES.is_dir():
         raise UsageError("there is no `docs/` here", "name pages: `pipeline parity PATH`")
     options.say_model(values["model"], quiet)
-    require_engine(values["model"], values["revision"])
+    require_engine(values["model"], values["revision"], quiet=quiet)
     engine = engine_options_of(values)
     pages = PageOptions(**{name: values[name] for name in PageOptions.__dataclass_fields__})
     report = compare(

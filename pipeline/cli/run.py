@@ -52,7 +52,7 @@ def run(job: Path, as_json: bool, quiet: bool, **values: Any) -> None:
     options.say_model(values["model"], quiet)
     engine = engine_options_of(values)
     pages = PageOptions(**{name: values.pop(name) for name in PageOptions.__dataclass_fields__})
-    require_engine(pages.model, pages.revision)
+    require_engine(pages.model, pages.revision, quiet=quiet)
     signal.signal(signal.SIGTERM, _stop)
     report = run_job(
         RunOptions(
