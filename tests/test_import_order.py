@@ -8,9 +8,20 @@ from pathlib import Path
 import pytest
 
 ORDER = (
-    *("errors", "config", "geometry", "keys", "pages", "jobs", "journal", "store", "checkpoint"),
-    *("families", "encode", "plan", "engines", "report", "run", "emit", "parity", "golden"),
-    *("nightly", "doctor", "plugin", "scale", "cli"),
+    *(
+        "errors",
+        "durable",
+        "config",
+        "geometry",
+        "keys",
+        "pages",
+        "jobs",
+        "journal",
+        "store",
+        "checkpoint",
+    ),
+    *("families", "encode", "plan", "engines", "report", "run", "emit"),
+    *("parity", "golden", "nightly", "doctor", "plugin", "scale", "cli"),
 )
 PACKAGE = Path(__file__).parents[1] / "pipeline"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

@@ -79,7 +79,7 @@ def test_an_unknown_version_is_left_alone_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(sources, "vllm_version", lambda: version)
+    monkeypatch.setattr("pipeline.plugin.vllm_version", lambda: version)
     register()
     assert finders() == []
     assert [record.message for record in caplog.records] == [
@@ -96,7 +96,7 @@ def test_registering_never_raises(
     def broken() -> str:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(sources, "vllm_version", broken)
+    monkeypatch.setattr("pipeline.plugin.vllm_version", broken)
     register()
     assert len(caplog.records) == 1
 

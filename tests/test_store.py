@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipeline.errors import Failure, Reason, Stage, StoreError
 from pipeline.geometry import PixelBudget
 from pipeline.keys import DecodeRules, EncodeSpec
-from pipeline.store import BadEntry, Entry, Manifest, PageRecord, Store, files
+from pipeline.store import BadEntry, Entry, Manifest, PageRecord, Store
 
 TOWER = "7" * 64
 SPEC = EncodeSpec(
@@ -268,7 +268,7 @@ def test_a_write_that_fails_stops_with_path_and_hint(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError) as error:
         store.put(entry())
     assert error.value.message == (
@@ -317,8 +317,8 @@ def test_data_are_synced_before_the_name_and_the_directory_after(
         calls.append("replace")
         swap(source, target)
 
-    monkeypatch.setattr(files.os, "fsync", watched_fsync)
-    monkeypatch.setattr(files.os, "replace", watched_replace)
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
     store.put(entry())
     assert calls == ["sync file", "replace", "sync dir"]
 

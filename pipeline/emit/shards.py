@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from pipeline.durable import sync
 from pipeline.emit.records import BatchLine, Shard
 
 
@@ -37,8 +38,7 @@ def write_shards(
 
 def _close(file: BinaryIO | None) -> None:
     if file is not None:
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
         file.close()
 
 

@@ -7,13 +7,13 @@ is bounded by the bytes of its embeddings; each attempt has an output file of it
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import EngineOptions
+from pipeline.durable import sync
 from pipeline.engines.arguments import ModelSource, engine_arguments, engine_environment
 from pipeline.engines.contract import EngineDeath, EngineStarted
 from pipeline.engines.llm import result_of
@@ -104,11 +104,10 @@ def shards(requests: Iterator[Request | None], max_bytes: int) -> Iterator[list[
 
 
 def _write_shard(path: Path, shard: list[Request]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("wb") as file:
         for request in shard:
-            file.write(json.dumps(request.as_line()) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+            file.write(json.dumps(request.as_line()).encode() + b"\n")
+        sync(file)
 
 
 def _read_output(path: Path) -> dict[str, Result]:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import quote
 
+from pipeline.durable import TEMPORARY_SUFFIX, replace_file
 from pipeline.errors import JobError
 from pipeline.jobs.read import custom_id_of, numbered_lines
 from pipeline.jobs.records import SUPPORTED_URLS, JobImage
@@ -39,7 +40,8 @@ def write_job(
         named = {"name": schema.get("title", "page"), "schema": schema}
         settings["response_format"] = {"type": "json_schema", "json_schema": named}
     seen: set[str] = set()
-    with _replacing(job_path) as file:
+
+    def lines() -> Iterator[bytes]:
         for group in _groups(images, pages_per_request):
             custom_id = _custom_id(group, inputs)
             if custom_id in seen:
@@ -50,7 +52,10 @@ def write_job(
             seen.add(custom_id)
             body = {"model": model_name, "messages": [_message(prompt, group, directory)]}
             line = {"custom_id": custom_id, "method": "POST", "url": SUPPORTED_URLS[0]}
-            file.write(json.dumps(line | {"body": body | settings}, ensure_ascii=False) + "\n")
+            yield json.dumps(line | {"body": body | settings}, ensure_ascii=False).encode() + b"\n"
+
+    with _writing(job_path):
+        replace_file(job_path, lines())
     return len(seen)
 
 
@@ -64,28 +69,9 @@ def check_job_path(job_path: Path) -> None:
                 "choose another name, or move that file away",
             )
     with _writing(job_path):
-        _temporary(job_path).touch()
-        _temporary(job_path).unlink()
-
-
-@contextmanager
-def _replacing(job_path: Path) -> Iterator[TextIO]:
-    """The job's temporary file; it takes the job's name once it is whole on disk."""
-    temporary = _temporary(job_path)
-    with _writing(job_path):
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(job_path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def _temporary(job_path: Path) -> Path:
-    return job_path.with_name(f".{job_path.name}.{os.getpid()}.tmp")
+        probe = job_path.with_name(f".{job_path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+        probe.touch()
+        probe.unlink()
 
 
 @contextmanager

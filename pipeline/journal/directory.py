@@ -18,13 +18,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pipeline.durable import sync
 from pipeline.errors import Failure, LockedError
 from pipeline.journal.lines import (
     as_line,
     complete_lines,
     end_torn_line,
     ends_with_newline,
-    sync,
     whole_results,
     write_atomically,
     writing,

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from pipeline.durable import replace_file, sync
 from pipeline.errors import PipelineError
 
 
@@ -20,17 +21,8 @@ def complete_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def write_atomically(path: Path, lines: Iterable[bytes]) -> None:
     """Replace `path` by `lines`: temporary file beside it, fsync, rename, fsync directory."""
-    temporary = path.with_name(f".{path.name}.tmp")
     with writing(path):
-        with temporary.open("wb") as file:
-            file.writelines(lines)
-            sync(file)
-        os.replace(temporary, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_file(path, lines)
 
 
 @contextmanager
@@ -90,8 +82,3 @@ def as_line(record: dict[str, Any]) -> bytes:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:  # a file name that is not UTF-8: as escapes the line stays valid
         return json.dumps(record).encode() + b"\n"
-
-
-def sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from pipeline.config import vllm_version
 from pipeline.plugin import hooks, patches, sources
 from pipeline.plugin.guard import ENV_WIDTH
 
@@ -46,7 +47,7 @@ def patch_status() -> dict[str, Any]:
     "ready" (will be patched on import), "applied" (is patched in this process) or the reason
     why not. `supported` means that every patch fits; `unfit` tells of some of them.
     """
-    version = sources.vllm_version()
+    version = vllm_version()
     states = {name: _state(name) for name in patches.BY_MODULE}
     fits = all(state in ("ready", "applied") for state in states.values())
     return {"vllm": version, "supported": sources.is_known(version) and fits, "modules": states}
@@ -57,7 +58,7 @@ def unfit(modules: Iterable[str]) -> dict[str, str]:
 
     Refuse to start an engine for a model that needs one of them.
     """
-    version = sources.vllm_version()
+    version = vllm_version()
     if not sources.is_known(version):
         return {name: f"vLLM {version} is unknown" for name in modules}
     return {name: reason for name in modules if (reason := patches.misfit(name))}
@@ -72,7 +73,7 @@ def _register() -> None:
         from pipeline.engines import guard
 
         guard.die_with_leader()  # vLLM's engine core would outlive a front end that is killed
-    version = sources.vllm_version()
+    version = vllm_version()
     if not sources.is_known(version):
         logger.warning("vlm-page-pipeline: vLLM %s is unknown, nothing patched", version)
         return

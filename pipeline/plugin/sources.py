@@ -6,35 +6,13 @@ Everything here reads files: importing vLLM takes ten seconds, this takes a tent
 from __future__ import annotations
 
 import ast
-import importlib.util
-import re
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
+
+from pipeline.config import vllm_directory
 
 KNOWN = ("0.32.", "0.33.")
 MODELS = "vllm.model_executor.models"
-
-
-def vllm_directory() -> Path | None:
-    """Where the package `vllm` lies; None where it is not installed."""
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0])
-
-
-def vllm_version() -> str | None:
-    """The version written into the installed package.
-
-    Not the distribution's: builds for CPU carry another distribution name.
-    """
-    directory = vllm_directory()
-    path = directory and directory / "_version.py"
-    if path is None or not path.is_file():
-        return None
-    found = re.search(r"^__version__\s*=.*?['\"]([^'\"]+)['\"]", path.read_text(), re.MULTILINE)
-    return found[1] if found else None
 
 
 def is_known(version: str | None) -> bool:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
-import secrets
 from pathlib import Path
 
+from pipeline.durable import replace_file
 from pipeline.errors import StoreError
-
-TEMPORARY_SUFFIX = ".tmp"
 
 _HINTS = {
     errno.ENOSPC: "free some space or choose another directory with `--cache DIR`",
@@ -32,27 +29,8 @@ def write_error(path: Path, error: OSError) -> StoreError:
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Temporary file beside the target, fsync, replace, fsync directory; raises StoreError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
+        replace_file(path, [data], shared=True)
     except OSError as error:
         raise write_error(path, error) from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` last."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

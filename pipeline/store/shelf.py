@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.durable import TEMPORARY_SUFFIX, sync_directory
 from pipeline.errors import StoreError
 from pipeline.store import documents, files
 from pipeline.store.documents import Manifest
@@ -86,7 +87,7 @@ class Store:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             path.rename(target)
-            files.sync_directory(path.parent)
+            sync_directory(path.parent)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -124,7 +125,7 @@ class Store:
 
 
 def _problems_of(path: Path) -> Iterator[str]:
-    if path.suffix == files.TEMPORARY_SUFFIX:
+    if path.suffix == TEMPORARY_SUFFIX:
         yield "a temporary file that was left over"
     elif path.parent.name != path.name[:2]:
         yield "it lies in the wrong directory"
