@@ -32,19 +32,20 @@ def ask(
     *,
     tower: bool,
     dtype: str = "float32",
+    modalities: tuple[str, ...] = ("image", "video"),
     environment: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Answers of a fresh engine with the tower loaded or absent."""
     from pipeline.plugin import WORKER_EXTENSION
 
-    limit = 2 if tower else 0
+    limits = dict.fromkeys(modalities, 0) | ({"image": 2} if tower else {})
     options = {
         "model": str(model),
         "dtype": dtype,
         "max_model_len": 2048,
         "max_num_batched_tokens": 2048,
         "enforce_eager": True,
-        "limit_mm_per_prompt": {"image": limit, "video": 0},
+        "limit_mm_per_prompt": limits,
         "enable_mm_embeds": True,
         "worker_extension_cls": WORKER_EXTENSION,
     }

@@ -7,17 +7,24 @@ import io
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import makers_glm
+import makers_qwen
+import numpy as np
+import plugin_parsers
 import pytest
 import torch
-from checkpoints import make_qwen3_vl
+from checkpoints import make_qwen3_vl, write_json
 from plugin_engine import ENVIRONMENT, ask
 from plugin_pages import Embedding, ask_about, embed, embeds_part, page, rows_part
 
+from pipeline.checkpoint import resolve_model
+from pipeline.families import family_of
 from pipeline.geometry import PixelBudget
 from pipeline.keys import DecodeRules, EncodeSpec
 from pipeline.plugin import (
@@ -25,6 +32,7 @@ from pipeline.plugin import (
     ENV_CACHE,
     ENV_TOWER,
     ENV_TOWER_REPORT,
+    ENV_WIDTH,
     WORKER_EXTENSION,
     probe,
 )
@@ -293,3 +301,134 @@ def test_moe_embeddings_without_the_tower_answer_as_images_do(tmp_path: Path) ->
     assert furthest(absent["answers"]["zeroed"], native["answers"]["a"]) > DIFFERENT
     assert len({tuple(answer["tokens"]) for answer in native["answers"].values()}) == len(SETS)
     assert absent["reports"][0]["class"] == "StageMissingLayer"
+
+
+# -- the other models of the Qwen-VL kind ---------------------------------------------------------
+
+OURS = {
+    "glm4v": makers_glm.make_glm4v,
+    "glm_ocr": makers_glm.make_glm_ocr,
+    "paddleocr_vl": makers_glm.make_paddleocr_vl,
+}
+STOCK = {
+    "qwen2_vl": makers_qwen.make_qwen2_vl,
+    "qwen2_5_vl": makers_qwen.make_qwen2_5_vl,
+    "qwen3_5": makers_qwen.make_qwen3_5,
+}
+REFUSED = {"error": "bad_embedding: image_embeds has 8 columns instead of 64"}
+
+
+def as_mixture(dense: Path, directory: Path) -> Path:
+    """GLM-4.5V: the same classes of vLLM, but none of the models that the patch is for."""
+    shutil.copytree(dense, directory)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"model_type": "glm4v_moe", "architectures": ["Glm4vMoeForConditionalGeneration"]}
+    config["vision_config"]["model_type"] = "glm4v_moe_vision"
+    config["text_config"] |= {"model_type": "glm4v_moe_text", "n_routed_experts": 4}
+    write_json(directory / "config.json", config)
+    return directory
+
+
+def test_parsers_are_replaced_and_guarded_where_they_should_be(tmp_path: Path) -> None:
+    """Embeddings taken or not, in an engine of ours or in another's, by the real vLLM."""
+    models = {name: make(tmp_path / name) for name, make in (OURS | STOCK).items()}
+    models["glm4v_moe"] = as_mixture(models["glm4v"], tmp_path / "glm4v_moe")
+    cases = [
+        (name, embeds, width)
+        for name in models
+        for embeds in (True, False)
+        for width in ("64", None)
+    ]
+    asked = [
+        {"model": str(models[name]), "embeds": embeds, "width": width}
+        for name, embeds, width in cases
+    ]
+    done = subprocess.run(
+        [sys.executable, plugin_parsers.__file__, tmp_path / "results.json"],
+        input=json.dumps(asked),
+        env=os.environ | plugin_parsers.ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = dict(zip(cases, json.loads((tmp_path / "results.json").read_text()), strict=True))
+    untouched = {"parser": "MultiModalDataParser", "narrow": "ImageProcessorItems"}
+    for (name, embeds, width), result in found.items():
+        if name in STOCK or (name in OURS and embeds):
+            parsed = REFUSED if width else "DictEmbeddingItems"
+            kind = "Qwen3VL" if name == "qwen3_5" else "Qwen2VL"  # derived from the other
+            expected = {"parser": f"{kind}MultiModalDataParser", "narrow": parsed}
+        else:
+            expected = untouched
+        assert result == expected, (name, embeds, width)
+
+
+def rows_of(checkpoint: Path) -> dict[str, Embedding]:
+    """Rows and grid of each page, as our tower makes them, in float32."""
+    model = resolve_model(str(checkpoint))
+    family = family_of(model)
+    spec, tower = family.encode_spec(model), family.load_tower(model)
+    found = {}
+    for name, image in PAGES.items():
+        rgb = np.asarray(image)
+        place = spec.geometry.place(*rgb.shape[:2])
+        found[name] = (tower.encode(family.resize(rgb, place, spec)), list(place.grid or ()))
+    return found
+
+
+def bad_parts(rows: torch.Tensor, grid: list[int]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Everything that vLLM takes and dies or lies of, and what we say to it."""
+    _, height, width = grid
+    poisoned = rows.clone()
+    poisoned[3, 3] = math.nan
+    more = rows_part(rows, grid)
+    more["image_embeds"]["second"] = more["image_embeds"]["image_embeds"]
+    count, columns = rows.shape
+    return {
+        "narrow": (rows_part(rows[:, :32], grid), f"has 32 columns instead of {columns}"),
+        "wide": (rows_part(rows.repeat(1, 3), grid), f"has {3 * columns} columns instead of"),
+        "a row too few": (rows_part(rows[1:], grid), f"has {count - 1} rows, image_grid_thw"),
+        "a row too many": (rows_part(rows[[0, *range(count)]], grid), f"has {count + 1} rows"),
+        "three dimensions": (rows_part(rows[None], grid), f"shape (1, {count}, {columns})"),
+        "whole numbers": (rows_part(rows.to(torch.int8), grid), "is torch.int8"),
+        "not finite": (rows_part(poisoned, grid), "has values that are not finite"),
+        "two frames": (rows_part(rows, [2, height // 2, width]), "no grid of still images"),
+        "odd grid": (rows_part(rows, [1, height * width, 1]), "no grid of still"),
+        "another field": (more, "fields ['image_embeds', 'image_grid_thw', 'second']"),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "glm_ocr",
+        pytest.param("glm4v", marks=pytest.mark.check),
+        pytest.param("paddleocr_vl", marks=pytest.mark.check),
+        pytest.param("qwen2_vl", marks=pytest.mark.check),
+    ],
+)
+def test_bad_embeddings_cost_their_own_requests_only(name: str, tmp_path: Path) -> None:
+    checkpoint = (OURS | STOCK)[name](tmp_path / name)
+    embeddings = rows_of(checkpoint)
+    good = {
+        pages: ask_about(*[rows_part(*embeddings[page]) for page in pages])
+        for pages in SETS.values()
+    }
+    bad = bad_parts(*embeddings["a"])
+    family = family_of(resolve_model(str(checkpoint)))
+    answers = ask(
+        checkpoint,
+        {f"before {pages}": messages for pages, messages in good.items()}
+        | {what: ask_about(part) for what, (part, _) in bad.items()}
+        | {f"after {pages}": messages for pages, messages in good.items()},
+        tower=False,
+        modalities=family.modalities,
+        environment={ENV_WIDTH: str(embeddings["a"][0].shape[1])},
+    )["answers"]
+    for what, (_, message) in bad.items():
+        assert answers[what]["error"].startswith("bad_embedding: "), what
+        assert message in answers[what]["error"]
+    for pages in good:
+        assert furthest(answers[f"before {pages}"], answers[f"after {pages}"]) < SAME, pages
+    assert len({tuple(answers[f"after {pages}"]["tokens"]) for pages in good}) == len(good)
