@@ -36,18 +36,26 @@ __all__ = [
 
 
 def decode_pages(
-    file: SourceFile, *, dpi: int = DEFAULT_DPI, only: frozenset[int] | None = None
+    file: SourceFile,
+    *,
+    dpi: int = DEFAULT_DPI,
+    only: frozenset[int] | None = None,
+    max_ratio: float | None = None,
 ) -> Iterator[Page | Failure]:
     """The pages of a file in order, one in memory at a time; with `only`, just these numbers.
 
     A page that can't be decoded is a Failure and the next one follows; a file that can't be
     opened is a single Failure with page None. Numbers in `only` that the file does not have give
-    `no_such_page` each, at the end. `dpi` is the resolution at which PDF pages are rendered.
+    `no_such_page` each, at the end. `dpi` is the resolution at which PDF pages are rendered. With
+    `max_ratio`, a page with one side more than that many times the other is refused by its
+    header, not decoded.
     """
     count = 0
     try:
         for number, outcome in (
-            pdf_pages(file, dpi, only) if file.kind == "pdf" else image_pages(file, only)
+            pdf_pages(file, dpi, only, max_ratio)
+            if file.kind == "pdf"
+            else image_pages(file, only, max_ratio)
         ):
             count = number
             if outcome is not None:

@@ -2,69 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import itertools
+import re
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
 from pipeline.errors import Reason, Stage
-from pipeline.pages.records import Outcomes, Pixels, Refused, SourceFile, check_size
+from pipeline.pages.colour import rgb_pixels, samples_of
+from pipeline.pages.records import (
+    MAX_TIFF_PAGES,
+    Outcomes,
+    Pixels,
+    Refused,
+    SourceFile,
+    check_size,
+)
+from pipeline.pages.structure import announced_size, breaks_off, png_is_short, tiff_directories
 
 if TYPE_CHECKING:
-    from PIL import Image
+    from PIL import Image, ImageFile
 
-# Only the decoder of the announced type may look at a file.
+# Only the decoder of the announced type may look at a file: (module, name) of each.
 _DECODERS = {
-    "png": ["PNG"],
-    "jpeg": ["JPEG"],
-    "tiff": ["TIFF"],
-    "webp": ["WEBP"],
-    "gif": ["GIF"],
-    "bmp": ["BMP"],
-    "jp2": ["JPEG2000"],
-    "avif": ["AVIF"],
-    "heic": ["HEIF"],
+    "png": ("PngImagePlugin", "PNG"),
+    "jpeg": ("JpegImagePlugin", "JPEG"),
+    "tiff": ("TiffImagePlugin", "TIFF"),
+    "webp": ("WebPImagePlugin", "WEBP"),
+    "gif": ("GifImagePlugin", "GIF"),
+    "bmp": ("BmpImagePlugin", "BMP"),
+    "jp2": ("Jpeg2KImagePlugin", "JPEG2000"),
+    "avif": ("AvifImagePlugin", "AVIF"),
 }
-_ORIENTATION_TAG = 0x0112
+_ORIENTATION_TAG, _COLOUR_MAP_TAG = 0x0112, 320
 _MAX_COPIED_BYTES = 1 << 28
+_OPTIONAL_CODECS = ("webp", "zstd", "lzma")  # of libtiff
+# What decoders say of files that may be good but are beyond them
+_BEYOND = re.compile("cannot handle|unknown pixel mode|not yet supported", re.I)
 
 
-def image_pages(file: SourceFile, only: frozenset[int] | None) -> Outcomes:
+def image_pages(
+    file: SourceFile, only: frozenset[int] | None, max_ratio: float | None = None
+) -> Outcomes:
     """The images of a file, numbered from 1; raises Refused where the file as a whole fails."""
-    with _open(file, _source(file)) as image:
+    with _source(file) as stream:
+        if file.kind == "tiff" and (count := _directories(stream)) > MAX_TIFF_PAGES:
+            raise Refused(Reason.TOO_LARGE, f"{count:,} pages or more are above {MAX_TIFF_PAGES:,}")
+        image = _opened(file, stream)
         if not file.paged:
-            pixels = _decoded(image, file)
-            if isinstance(pixels, Refused):
+            pixels = _decoded(image, file, stream, max_ratio)
+            if isinstance(pixels, Refused) and pixels.reason is not Reason.ASPECT_RATIO:
                 raise pixels
             yield 1, pixels if only is None or 1 in only else None
             return
+        refused: Refused | None = None
         for number in itertools.count(1):
             wanted = only is None or number in only
-            yield number, _decoded(image, file) if wanted else None
+            yield number, (refused or _decoded(image, file, stream, max_ratio)) if wanted else None
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    image.seek(number)
+                refused = _turn_to(image, number)
             except EOFError:
                 return
-            except Exception as error:  # a damaged chain of directories: nothing can follow
-                yield number + 1, _refusal(error)
+            except Refused as broken:  # a damaged chain of directories: nothing can follow
+                yield number + 1, broken
                 return
+
+
+def _turn_to(image: Image.Image, frame: int) -> Refused | None:
+    """Go to a frame, counted from 0; a refusal if only this one is bad.
+
+    Raises EOFError behind the last one, and Refused where the others can't be reached either.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image.seek(frame)
+    except EOFError:
+        raise
+    except Exception as error:
+        if image.tell() != frame:
+            raise _refusal(error) from error
+        return _refusal(error)
+    return None
 
 
 def count_frames(file: SourceFile) -> int:
-    """Frames of a TIFF; raises Refused where its directories can't be followed."""
-    with _open(file, file.path) as image:
-        try:
-            return int(getattr(image, "n_frames", 1))
-        except Exception as error:  # as in `image_pages`
-            raise _refusal(error) from error
+    """Pages of a TIFF; raises Refused where it can't be read."""
+    with _source(file) as stream:
+        return max(1, _directories(stream))
 
 
-def _source(file: SourceFile) -> Path | io.BytesIO:
+def _directories(stream: BinaryIO) -> int:
+    count = tiff_directories(stream, MAX_TIFF_PAGES)
+    stream.seek(0)
+    return count
+
+
+def _source(file: SourceFile) -> BinaryIO:
     """What to decode a file from: libtiff maps a file into memory, so give it bytes of ours.
 
     A mapped file that is cut off while it is read ends the process by SIGBUS.
@@ -72,40 +110,127 @@ def _source(file: SourceFile) -> Path | io.BytesIO:
     try:
         if file.kind == "tiff" and file.path.stat().st_size <= _MAX_COPIED_BYTES:
             return io.BytesIO(file.path.read_bytes())
+        return open(file.path, "rb")
     except (OSError, MemoryError) as error:
         raise _refusal(error) from error
-    return file.path
 
 
-def _open(file: SourceFile, source: Path | io.BytesIO) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
+def _opened(file: SourceFile, stream: BinaryIO) -> ImageFile.ImageFile:
+    """The file's header read, no pixels; its size is not checked yet.
 
+    Not by `Image.open`, whose own limit of sizes is none of ours and can't be set for one call.
+    """
+    from PIL import Image
+
+    if file.kind not in _DECODERS:
+        raise _too_large(file) or Refused(Reason.UNSUPPORTED, f"no decoder reads {file.kind} files")
+    module, name = _DECODERS[file.kind]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of sizes that are checked below
-            image = Image.open(source, formats=_DECODERS[file.kind])
-            image.filename = ""  # with a name Pillow maps raw pixels into memory, see `_source`
-            return image
-    except (UnidentifiedImageError, KeyError) as error:
-        reason = Reason.UNSUPPORTED if file.kind in ("heic", "avif") else Reason.CORRUPT
-        raise Refused(reason, f"no decoder reads this {file.kind} file") from error
+            warnings.simplefilter("ignore")  # Pillow's plug-ins warn of what is checked here
+            importlib.import_module(f"PIL.{module}")
+            # without a file name Pillow does not map raw pixels into memory, see `_source`
+            return Image.OPEN[name][0](stream, "")
     except Exception as error:
-        raise _refusal(error) from error
+        refusal = _refusal(error)
+        if file.kind == "avif":  # its decoder has a limit of its own, and says only that it failed
+            refusal = _too_large(file) or refusal
+        if refusal.reason is Reason.CORRUPT:
+            refusal.detail = f"no decoder reads this {file.kind} file: {refusal.detail}"
+        raise _cut(refusal, file) from error
 
 
-def _decoded(image: Image.Image, file: SourceFile) -> Pixels | Refused:
+def _cut(refusal: Refused, file: SourceFile, image: Image.Image | None = None) -> Refused:
+    """The refusal, `truncated` in place of `corrupt` where the file's end is missing."""
+    if refusal.reason is Reason.CORRUPT:
+        with contextlib.suppress(Exception):  # a damaged file may hold anything as its lengths
+            if breaks_off(file.kind, file.path) or _strips_end(image) > file.path.stat().st_size:
+                refusal.reason = Reason.TRUNCATED
+    return refusal
+
+
+def _strips_end(image: Image.Image | None) -> int:
+    """Where the last strip or tile of a TIFF page ends in its file; 0 for anything else."""
+    tags = getattr(image, "tag_v2", {})
+    offsets, sizes = tags.get(273, tags.get(324, ())), tags.get(279, tags.get(325, ()))
+    return max(
+        (int(start) + int(size) for start, size in zip(offsets, sizes, strict=False)), default=0
+    )
+
+
+def _too_large(file: SourceFile) -> Refused | None:
+    """The refusal of an AVIF or HEIC file that announces too large a page itself."""
+    try:
+        check_size(*(announced_size(file.path) or (1, 1)))
+    except Refused as refused:
+        return refused
+    except OSError as error:
+        return _refusal(error)
+    return None
+
+
+def _decoded(
+    image: Image.Image, file: SourceFile, stream: BinaryIO, max_ratio: float | None
+) -> Pixels | Refused:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            check_size(*image.size)
+            check_size(*image.size, max_ratio=max_ratio)
+            samples = samples_of(image)
+            _check_strips(image)
             image.load()
+            if file.kind == "png":
+                _check_rows(image, stream)
+            rgb = rgb_pixels(image, samples)
             # Pillow turns a TIFF upright while loading it, and nothing else
-            upright = image if file.kind == "tiff" else _upright(image)
-            return np.ascontiguousarray(_rgb(upright))
+            return rgb if file.kind == "tiff" else np.ascontiguousarray(_upright(image, rgb))
     except Refused as refused:
         return refused
     except Exception as error:  # decoders raise anything on damaged data; it costs this page only
-        return _refusal(error)
+        codec = image.info.get("compression") if file.kind == "tiff" else None
+        if codec in _OPTIONAL_CODECS and not _has_codec(str(codec)):
+            return Refused(Reason.UNSUPPORTED, f"libtiff was built without {codec}")
+        return _cut(_refusal(error), file, image)
+
+
+def _check_strips(image: Image.Image) -> None:
+    """Refuse a raw TIFF with fewer strips or tiles than its size needs: Pillow leaves them black.
+
+    Where libtiff decodes there is one tile in Pillow's list, the whole image.
+    """
+    tags = getattr(image, "tag_v2", None)
+    if tags is None:
+        return
+    width, height = getattr(image, "_tile_size", image.size)
+    covered = sum(
+        (right - left) * (lower - upper)
+        for left, upper, right, lower in (tile[1] for tile in getattr(image, "tile", ()))
+    )
+    if covered < width * height:
+        raise Refused(Reason.TRUNCATED, f"its strips hold {covered:,} of {width * height:,} pixels")
+
+
+def _check_rows(image: Image.Image, stream: BinaryIO) -> None:
+    """Refuse a PNG whose data end early; only where a last row is black, for time's sake."""
+    last = image.crop((0, max(0, image.height - 2), image.width, image.height))
+    if not np.asarray(last).any(axis=tuple(range(1, np.asarray(last).ndim))).all():
+        position = stream.tell()
+        try:
+            short = png_is_short(stream)
+        finally:
+            stream.seek(position)
+        if short:
+            raise Refused(Reason.TRUNCATED, "its data end before its last row")
+
+
+def _has_codec(name: str) -> bool:
+    from PIL import Image
+
+    try:
+        Image.new("RGB", (1, 1)).save(io.BytesIO(), "TIFF", compression=name)
+    except OSError:
+        return False
+    return True
 
 
 def _refusal(error: Exception) -> Refused:
@@ -116,6 +241,7 @@ def _refusal(error: Exception) -> Refused:
     from PIL import Image
 
     text = str(error) or type(error).__name__
+    unknown = error.__cause__ or error
     if isinstance(error, FileNotFoundError):
         return Refused(Reason.NOT_FOUND, "no such file", Stage.READ)
     if isinstance(error, MemoryError):
@@ -124,66 +250,41 @@ def _refusal(error: Exception) -> Refused:
         return Refused(Reason.UNREADABLE, error.strerror or text, Stage.READ)
     if isinstance(error, Image.DecompressionBombError):
         return Refused(Reason.TOO_LARGE, text)
+    if isinstance(unknown, KeyError) and type(unknown.args[0]) is int:
+        if unknown.args[0] == _COLOUR_MAP_TAG:
+            return Refused(Reason.CORRUPT, "it has no colour map")
+        return Refused(Reason.UNSUPPORTED, f"TIFF compression {unknown.args[0]} is not known")
+    if _BEYOND.search(text):
+        return Refused(Reason.UNSUPPORTED, text)
     if "truncated" in text.lower():
         return Refused(Reason.TRUNCATED, text)
     return Refused(Reason.CORRUPT, text)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """The image turned as its EXIF orientation (1 to 8) says; unreadable EXIF data is ignored."""
-    from PIL.Image import Transpose
-
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
+def _orientation(image: Image.Image) -> int | None:
+    """The EXIF orientation; unreadable EXIF data is ignored."""
     try:
-        orientation = image.getexif().get(_ORIENTATION_TAG)
+        found = image.getexif().get(_ORIENTATION_TAG)
     except Exception:  # Pillow's EXIF reader raises half a dozen types on damaged tags
-        return image
-    return image.transpose(turns[orientation]) if orientation in turns else image
+        return None
+    return found if isinstance(found, int) else None
 
 
-def _rgb(image: Image.Image) -> Pixels:
-    """Pixels as uint8 of shape (height, width, 3), by the rules in `RULES`."""
-    if image.mode.startswith("I;16"):
-        return _gray(np.asarray(image) >> 8)
-    if image.mode in ("I", "F"):
-        return _gray(_scaled(np.asarray(image)))
-    try:
-        if image.has_transparency_data:
-            return _on_white(image)
-        return np.asarray(image.convert("RGB"))
-    except ValueError as error:
-        raise Refused(Reason.UNSUPPORTED, f"colour mode {image.mode}: {error}") from error
-
-
-def _gray(levels: np.ndarray) -> Pixels:
-    return np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
-
-
-def _scaled(values: np.ndarray) -> np.ndarray:
-    """Wide integers and floats to 0..255 by the smallest usual range that holds them all.
-
-    The ranges are 0..1 (floats), 0..255 and 0..65535; beyond them, that of the values.
-    """
-    if not np.isfinite(values).all():
-        raise Refused(Reason.CORRUPT, "it holds values that are not finite")
-    low, high = min(0.0, float(values.min())), float(values.max())
-    usual = [1.0, 255.0, 65535.0] if values.dtype.kind == "f" else [255.0, 65535.0]
-    top = next((limit for limit in usual if low == 0.0 and high <= limit), high)
-    return np.rint((values.astype(np.float64) - low) * (255.0 / ((top - low) or 1.0)))
-
-
-def _on_white(image: Image.Image) -> Pixels:
-    from PIL import Image
-
-    layer = image.convert("LA") if image.mode == "La" else image
-    layer = layer.convert("RGBA")
-    paper = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-    return np.asarray(Image.alpha_composite(paper, layer).convert("RGB"))
+def _upright(image: Image.Image, rgb: Pixels) -> Pixels:
+    """A view of the pixels, turned as the image's EXIF orientation (1 to 8) says."""
+    match _orientation(image):
+        case 2:
+            return rgb[:, ::-1]
+        case 3:
+            return rgb[::-1, ::-1]
+        case 4:
+            return rgb[::-1]
+        case 5:
+            return rgb.swapaxes(0, 1)
+        case 6:
+            return np.rot90(rgb, -1)
+        case 7:
+            return rgb[::-1, ::-1].swapaxes(0, 1)
+        case 8:
+            return np.rot90(rgb, 1)
+    return rgb

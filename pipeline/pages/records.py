@@ -16,12 +16,15 @@ Pixels = NDArray[np.uint8]
 
 # Larger pages are refused from the header: 100 Mpx are 300 MB as RGB; A1 at 300 dpi has 70 Mpx.
 MAX_PAGE_PIXELS = 100_000_000
+# More directories in one TIFF are refused: finding a page takes time in their number.
+MAX_TIFF_PAGES = 20_000
 DEFAULT_DPI = 200
 
 RULES = DecodeRules(
     orientation="exif or tiff tag, applied once",
-    alpha="composited on white",
-    depth="16 bit v>>8, wider by the range of its values",
+    alpha="composited on white, transparent levels at their own depth",
+    depth="16 bit v>>8, 12 bit v>>4, wider by the range of its values, white is zero turned over; "
+    "cmyk by its icc profile, lab by d50",
     frames="tiff every frame, others the first",
     pdf="pdfium on white, forms and annotations drawn",
 )
@@ -79,10 +82,16 @@ class Refused(Exception):
 Outcomes = Iterator[tuple[int, Pixels | Refused | None]]
 
 
-def check_size(width_px: int, height_px: int, what: str = "") -> None:
-    """Refuse a page that has too many pixels before memory is taken for them."""
+def check_size(
+    width_px: int, height_px: int, what: str = "", max_ratio: float | None = None
+) -> None:
+    """Refuse a page by its header: one too narrow for `max_ratio`, or with too many pixels."""
     if width_px < 1 or height_px < 1:
         raise Refused(Reason.CORRUPT, f"the page is {width_px} x {height_px} px{what}")
+    ratio = max(width_px, height_px) / min(width_px, height_px)
+    if max_ratio is not None and ratio > max_ratio:
+        detail = f"aspect ratio {ratio:.1f} of {width_px} x {height_px} px is above {max_ratio}"
+        raise Refused(Reason.ASPECT_RATIO, detail, Stage.RESIZE)
     if width_px * height_px > MAX_PAGE_PIXELS:
         raise Refused(
             Reason.TOO_LARGE,
