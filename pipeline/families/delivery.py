@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.checkpoint import Model
 from pipeline.jobs import cache_part
 from pipeline.keys import EncodeSpec
-from pipeline.store import Footer
 
 if TYPE_CHECKING:
     from pipeline.families import Family
+    from pipeline.store import Footer
 
 
 class Delivery(StrEnum):
