@@ -18,8 +18,6 @@ from pipeline.errors import Failure, Reason, Stage
 from pipeline.pages import Page, SourceFile, decode_pages, discover
 from pipeline.pages.find import kind_of
 
-CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
-
 
 def scene(width: int = 96, height: int = 64) -> Image.Image:
     """A picture without any symmetry, in soft colours that survive JPEG."""
@@ -481,92 +479,6 @@ def test_a_broken_pdf_is_one_failure(tmp_path: Path, content: bytes, reason: Rea
     (tmp_path / "page.pdf").write_bytes(content)
     failure = failure_of(tmp_path / "page.pdf")
     assert (failure.page, failure.reason) == (None, reason)
-
-
-def test_damage_anywhere_ends_as_a_page_or_a_failure(tmp_path: Path) -> None:
-    """Seeded mutations of small files of every kind: an outcome each, no exception."""
-    random = np.random.default_rng(7)
-    seeds = []
-    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF"):
-        scene(24, 16).save(tmp_path / "seed", format=kind)
-        seeds.append((tmp_path / "seed").read_bytes())
-    seeds.append(simple_pdf(tmp_path / "seed").read_bytes())
-    path = tmp_path / "page.png"
-    for _ in range(40):
-        for seed in seeds:
-            data = np.frombuffer(seed, np.uint8).copy()
-            places = random.integers(0, len(data), random.integers(1, 8))
-            data[places] = random.integers(0, 256, len(places))
-            path.write_bytes(data.tobytes()[: random.integers(1, len(data) + 1)])
-            assert pages_of(path, dpi=72)
-
-
-# ---------------------------------------------------------------- the corpus of reports
-
-ACCEPTED = {
-    "jpeg/Landscape_6.jpg": (450, 600),
-    "jpeg/Portrait_6.jpg": (600, 450),
-    "jpeg/Issue 508.jpg": (1, 1),
-    "png/s01n3p01.png": (1, 1),
-    "webp/iss634.webp": (245, 245),
-    "webp/big-height.webp": (169, 13),
-    "tiff/hopper_bigtiff.tif": (128, 128),
-    "tiff/g4_orientation_6.tif": (88, 590),
-    "pdf/xfa_issue14315.pdf": (2200, 1700),
-    "pdf/empty#hash.pdf": (2200, 1700),
-}
-REFUSED = {
-    "jpeg/truncated.jpg": Reason.TRUNCATED,
-    "jpeg/incomplete_image.jpg": Reason.TRUNCATED,
-    "jpeg/giant-image.jpg": Reason.TOO_LARGE,
-    "png/65536-uint32-limit.png": Reason.TOO_LARGE,
-    "bmp/badwidth.bmp": Reason.TOO_LARGE,
-    "bmp/l2rgb_read.bmp": Reason.TOO_LARGE,
-    "bmp/Bad_unusual_extend_buffer_usage.bmp": Reason.CORRUPT,
-    "pdf/r6-user-password.pdf": Reason.ENCRYPTED,
-    "pdf/AESkeylength256.pdf": Reason.ENCRYPTED,
-    "pdf/poppler-395-0-fuzzed.pdf": Reason.CORRUPT,
-    "corrupt/broken.png": Reason.CORRUPT,
-    "other/17000x17000.avif": Reason.TOO_LARGE,
-}
-
-
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not part of the repository")
-class TestCorpus:
-    @pytest.mark.parametrize("name", ACCEPTED)
-    def test_accepted_at_its_size(self, name: str) -> None:
-        assert page_of(CORPUS / name).shape[:2] == ACCEPTED[name]
-
-    @pytest.mark.parametrize("name", [name for name in REFUSED if (CORPUS / name).exists()])
-    def test_refused_with_its_reason(self, name: str) -> None:
-        assert failure_of(CORPUS / name).reason is REFUSED[name]
-
-    @pytest.mark.parametrize("number", [2, 3, 5, 6, 8])
-    def test_orientations_show_the_same_scene(self, number: int) -> None:
-        upright = page_of(CORPUS / "jpeg" / "Landscape_1.jpg").astype(int)
-        turned = page_of(CORPUS / "jpeg" / f"Landscape_{number}.jpg")
-        assert turned.shape == upright.shape
-        assert np.abs(turned - upright).mean() < 20
-
-    @pytest.mark.parametrize("name", ["png/L_16__128x128.png", "png/basi0g16.png"])
-    def test_16_bit_scans_are_not_white(self, name: str) -> None:
-        assert (page_of(CORPUS / name) == 255).all(axis=2).mean() < 0.02
-
-    def test_form_values_are_visible(self) -> None:
-        first = pages_of(CORPUS / "pdf" / "libreoffice-form.pdf", dpi=72)[0]
-        assert isinstance(first, Page) and (first.rgb != 255).any()
-
-    def test_five_frames_of_five_sizes(self) -> None:
-        pages = pages_of(CORPUS / "tiff" / "fivepages-scan-causingerrors.tif")
-        sizes = {page.rgb.shape for page in pages if isinstance(page, Page)}
-        assert len(pages) == len(sizes) == 5
-
-    def test_good_frames_of_a_damaged_tiff_are_kept(self) -> None:
-        pages = pages_of(CORPUS / "tiff" / "d664a73588796b59191ad8628065f04a.tif")
-        assert [type(page) for page in pages] == [Page, Page, Failure]
-
-    def test_a_loop_of_frames_ends(self) -> None:
-        assert len(pages_of(CORPUS / "tiff" / "test_ifd_loop_to_first.tif")) <= 2
 
 
 def test_kind_of_needs_more_than_two_letters_for_a_bitmap() -> None:
