@@ -584,7 +584,7 @@ def test_pages_lists_sizes_and_refusals(target: Target, docs: Path) -> None:
     table = run("pages", docs / "a.png", "--model", target.model.path)
     assert table.stdout == (
         f"{docs / 'a.png'}#1: 90 x 60 px, at the model 96 x 64 px, 6 tokens\n"
-        "1 pages, 0 files skipped\n"
+        "1 page, 0 files skipped\n"
     )
 
 

@@ -79,7 +79,8 @@ def emit(job: Path, as_json: bool, quiet: bool, **values: Any) -> None:
         click.echo(json.dumps(report.as_record()))
     elif not quiet:
         click.echo(
-            f"{report.requests} requests: {report.written} written, {report.failed} failed; "
-            f"{len(report.shards)} files, {report.bytes / 1e6:.1f} MB, {report.seconds:.1f} s"
+            f"{options.counted(report.requests, 'request')}: {report.written} written, "
+            f"{report.failed} failed; {options.counted(len(report.shards), 'file')}, "
+            f"{report.bytes / 1e6:.1f} MB, {report.seconds:.1f} s"
         )
     raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))

@@ -128,7 +128,7 @@ def encode(
             job, report, paths, prompt, max_tokens, answer_schema, pages_per_request, found.name
         )
         if not (quiet or as_json):
-            click.echo(f"job: {options.printable(str(job))}, {counted(lines, 'line')}")
+            click.echo(f"job: {options.printable(str(job))}, {options.counted(lines, 'line')}")
     _show(report, as_json, quiet)
     raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))
 
@@ -138,12 +138,7 @@ def _tower_line(precision: str, threads: int | None) -> str:
     choice = choose_precision(precision)
     count = threads or physical_cores()
     why = "asked for" if threads else "one per physical core"
-    return f"tower: {choice.value} ({choice.reason}), {counted(count, 'thread')} ({why})"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 page`, `2 pages`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"tower: {choice.value} ({choice.reason}), {options.counted(count, 'thread')} ({why})"
 
 
 def _silent(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
@@ -256,8 +251,8 @@ def _show(report: EncodeReport, as_json: bool, quiet: bool) -> None:
         click.echo(json.dumps(report.as_record()))
     elif not quiet:
         click.echo(
-            f"{counted(report.pages, 'page')}: {report.encoded} encoded, {report.cached} cached, "
-            f"{report.failed} failed; {counted(report.skipped, 'file')} skipped; "
+            f"{options.counted(report.pages, 'page')}: {report.encoded} encoded, "
+            f"{report.cached} cached, {report.failed} failed; {options.counted(report.skipped, 'file')} skipped; "
             f"{report.seconds:.1f} s, {report.megapixels:.2f} megapixels, {report.tokens} tokens, "
             f"{report.bytes / 1e6:.2f} MB"
         )

@@ -113,6 +113,11 @@ def say_warnings(model: Model, quiet: bool) -> None:
         click.echo(f"warning: `{model.name}`: {warning}", err=True)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 page`, `2 pages`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def printable(name: str) -> str:
     """A file name on one line that any terminal takes."""
     return "".join(

@@ -51,7 +51,10 @@ def pages(
     else:
         for page in listed.pages:
             click.echo(_row(page))
-        click.echo(f"{len(listed.pages)} pages, {listed.skipped} files skipped")
+        click.echo(
+            f"{options.counted(len(listed.pages), 'page')}, "
+            f"{options.counted(listed.skipped, 'file')} skipped"
+        )
     failed = any(page.reason for page in listed.pages)
     raise SystemExit(int(ExitCode.SOME_FAILED if failed else ExitCode.OK))
 
@@ -63,5 +66,6 @@ def _row(page: PageLine) -> str:
         return f"{name}: {page.reason}: {page.detail}"
     return (
         f"{name}: {page.width_px} x {page.height_px} px, at the model "
-        f"{page.model_width_px} x {page.model_height_px} px, {page.tokens} tokens"
+        f"{page.model_width_px} x {page.model_height_px} px, "
+        f"{options.counted(page.tokens or 0, 'token')}"
     )

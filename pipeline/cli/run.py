@@ -72,9 +72,10 @@ def run(job: Path, as_json: bool, quiet: bool, **values: Any) -> None:
         click.echo(json.dumps(report.as_record()))
     elif not quiet:
         click.echo(
-            f"{report.requests} requests: {report.succeeded} succeeded, {report.reused} reused, "
-            f"{report.failed} failed; {report.completion_tokens} tokens written, "
-            f"{report.engine_starts} engine starts, {report.seconds:.1f} s\n"
+            f"{options.counted(report.requests, 'request')}: {report.succeeded} succeeded, "
+            f"{report.reused} reused, {report.failed} failed; "
+            f"{options.counted(report.completion_tokens, 'token')} written, "
+            f"{options.counted(report.engine_starts, 'engine start')}, {report.seconds:.1f} s\n"
             f"answers: {options.printable(str(run_directory_of(job) / 'results.jsonl'))}"
         )
     if report.stopped:
