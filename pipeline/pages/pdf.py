@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pypdfium2 import PdfDocument
 
 POINTS_PER_INCH = 72
-_FILE_ERROR, _PASSWORD_ERROR, _SECURITY_ERROR = 2, 4, 5  # FPDF_ERR_FILE and so on
 
 # PDFium keeps global state: two threads in it at once give errors on good files, or a crash.
 _pdfium = threading.Lock()
@@ -32,8 +32,6 @@ def pdf_pages(
     try:
         with _pdfium:
             count = len(document)
-        if count < 1:
-            raise Refused(Reason.CORRUPT, "the document has no pages")
         for number in range(1, count + 1):
             wanted = only is None or number in only
             yield number, _rendered(document, number, dpi, max_ratio) if wanted else None
@@ -49,30 +47,45 @@ def count_pdf_pages(file: SourceFile) -> int:
 
 
 def _open(file: SourceFile) -> PdfDocument:
-    from pypdfium2 import PdfDocument, PdfiumError
+    """The document with its forms, at least one page in it.
+
+    By PDFium's own calls: the error of `PdfDocument` is that of an earlier file where a document
+    opens and has no pages.
+    """
+    from pypdfium2 import PdfDocument, PdfiumError, raw
 
     try:
         if linearized_is_cut(file.path):
             raise Refused(Reason.TRUNCATED, "the file is shorter than it says")
-        document = PdfDocument(file.path)
     except FileNotFoundError as error:
         raise Refused(Reason.NOT_FOUND, "no such file", Stage.READ) from error
     except OSError as error:
         raise Refused(Reason.UNREADABLE, error.strerror or str(error), Stage.READ) from error
-    except PdfiumError as error:
-        if getattr(error, "err_code", None) == _FILE_ERROR:
-            raise Refused(Reason.UNREADABLE, str(error), Stage.READ) from error
-        raise Refused(_reason(error, file), str(error)) from error
+    handle = raw.FPDF_LoadDocument(os.fsencode(file.path) + b"\0", None)
+    if not handle:
+        raise _refusal(int(raw.FPDF_GetLastError()), file)
+    if raw.FPDF_GetPageCount(handle) < 1:
+        raw.FPDF_CloseDocument(handle)
+        raise Refused(Reason.CORRUPT, "the document has no pages")
+    document = PdfDocument(handle, autoclose=True)
     # without forms the values in fields are missing; a broken form must not cost the page
     with contextlib.suppress(PdfiumError):
         document.init_forms()
     return document
 
 
-def _reason(error: Exception, file: SourceFile) -> Reason:
-    if getattr(error, "err_code", None) in (_PASSWORD_ERROR, _SECURITY_ERROR):
-        return Reason.ENCRYPTED
-    return Reason.TRUNCATED if breaks_off("pdf", file.path) else Reason.CORRUPT
+def _refusal(code: int, file: SourceFile) -> Refused:
+    """What PDFium's error at opening means."""
+    match code:
+        case 2:
+            return Refused(Reason.UNREADABLE, "the file can't be read", Stage.READ)
+        case 4:
+            return Refused(Reason.ENCRYPTED, "the document needs a password")
+        case 5:
+            return Refused(Reason.ENCRYPTED, "PDFium does not know this kind of encryption")
+    if breaks_off("pdf", file.path):
+        return Refused(Reason.TRUNCATED, "the end of the document is missing")
+    return Refused(Reason.CORRUPT, "it is damaged, or no PDF")
 
 
 def _rendered(
