@@ -252,7 +252,8 @@ def _show(report: EncodeReport, as_json: bool, quiet: bool) -> None:
     elif not quiet:
         click.echo(
             f"{options.counted(report.pages, 'page')}: {report.encoded} encoded, "
-            f"{report.cached} cached, {report.failed} failed; {options.counted(report.skipped, 'file')} skipped; "
+            f"{report.cached} cached, {report.failed} failed; "
+            f"{options.counted(report.skipped, 'file')} skipped; "
             f"{report.seconds:.1f} s, {report.megapixels:.2f} megapixels, {report.tokens} tokens, "
             f"{report.bytes / 1e6:.2f} MB"
         )
