@@ -280,11 +280,18 @@ def _make_tiled(
 
 
 def make_lfm2_vl(
-    directory: Path, *, seed: int = 0, shards: int = 1, complete: bool = False
+    directory: Path,
+    *,
+    seed: int = 0,
+    shards: int = 1,
+    old: bool = True,
+    head: bool = False,
+    complete: bool = False,
 ) -> Path:
     """LFM2-VL: 32 px per token, larger pages cut into tiles of 64 px with a thumbnail.
 
-    `complete`: with the settings that vLLM reads and transformers 5.19 no longer writes.
+    `old` names and no pooling `head`, as on the hub; `complete` with the settings that vLLM
+    reads and transformers 5.19 no longer writes.
     """
     tokens = _write_tokenizer(directory, LFM_TOKENS, "<|startoftext|>", "<|im_end|>")
     text = {name: value for name, value in TEXT.items() if name != "head_dim"} | {
@@ -308,7 +315,7 @@ def make_lfm2_vl(
         "num_channels": 3,
         "layer_norm_eps": 1e-6,
         "hidden_act": "gelu_pytorch_tanh",
-        "vision_use_head": False,
+        "vision_use_head": head,
     }
     config = {
         "architectures": ["Lfm2VlForConditionalGeneration"],
@@ -342,7 +349,7 @@ def make_lfm2_vl(
     write_json(directory / "preprocessor_config.json", processor | STEPS | HALF_NORM)
     write_json(directory / "processor_config.json", {"processor_class": "Lfm2VlProcessor"})
     (directory / "chat_template.jinja").write_text(LFM_TEMPLATE)
-    return _finish(directory, config, seed, shards, ())
+    return _finish(directory, config, seed, shards, LFM_OLD if old else ())
 
 
 PROMPT_MAKERS: dict[str, Callable[..., Path]] = {
@@ -362,6 +369,7 @@ MISTRAL_OLD: Renames = (  # as on the hub, saved before transformers 4.52
     ("model.language_model.", "language_model.model."),
     ("lm_head.", "language_model.lm_head."),
 )
+LFM_OLD: Renames = (("model.vision_tower.", "model.vision_tower.vision_model."),)
 LIGHTON_NAMES: Renames = (
     ("model.vision_tower.", "model.vision_encoder."),
     ("model.multi_modal_projector.", "model.vision_projection."),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import load_weights, save_weights, write_json
-from makers_prompt import PROMPT_MAKERS, make_mistral3
+from makers_prompt import PROMPT_MAKERS, make_lfm2_vl, make_mistral3
 from PIL import Image
 
 from pipeline.checkpoint import Model, resolve_model
@@ -20,7 +20,6 @@ from pipeline.errors import CheckpointError, UsageError
 from pipeline.families import Delivery, Family, family_of
 from pipeline.families.lfm2_vl import FAMILY as LFM2
 from pipeline.families.mistral3 import FAMILY as MISTRAL3
-from pipeline.families.pixtral_hf import FAMILY as PIXTRAL
 from pipeline.geometry import AspectRatioError, GridTiles, LongestEdge, SquareTiles
 
 NAMES = tuple(PROMPT_MAKERS)
@@ -268,15 +267,20 @@ def test_vision_tensors_are_found_and_no_others(model: Model, family: Family) ->
     assert found
 
 
-@pytest.mark.parametrize("maker", ["mistral3", "pixtral_hf"])
+@pytest.mark.parametrize("maker", ["mistral3", "pixtral_hf", "lfm2_vl"])
 def test_both_spellings_of_a_checkpoint_are_read(maker: str, tmp_path: Path) -> None:
-    family = MISTRAL3 if maker == "mistral3" else PIXTRAL
-    towers = [
-        family.load_tower(resolve_model(str(PROMPT_MAKERS[maker](tmp_path / str(old), old=old))))
-        for old in (True, False)
-    ]
-    rows = [tower.encode(noise(64, 64)) for tower in towers]
+    rows = []
+    for old in (True, False):
+        model = resolve_model(str(PROMPT_MAKERS[maker](tmp_path / str(old), old=old)))
+        rows.append(family_of(model).load_tower(model).encode(noise(64, 64)))
     assert torch.equal(*rows)
+
+
+def test_a_pooling_head_is_no_part_of_the_tower(tmp_path: Path) -> None:
+    model = resolve_model(str(make_lfm2_vl(tmp_path / "head", head=True)))
+    stored = [name for name in load_weights(model.path) if ".head." in name]
+    assert stored and all(LFM2.weight_name(name) is None for name in stored)
+    assert LFM2.load_tower(model).encode(noise(64, 64)).shape == (4, 64)
 
 
 def test_a_missing_and_a_left_over_tensor_are_named(
@@ -398,6 +402,9 @@ def test_what_the_native_path_does_wrong_is_named(
     assert family_of(resolve_model(str(copied))).warnings(resolve_model(str(copied))) == ()
     model = changed(copied, "preprocessor_config.json", {"size": {"longest_edge": 200}})
     assert "pages of 200 px are no whole tiles of 56 px" in family_of(model).warnings(model)[0]
-    copied = shutil.copytree(checkpoints("lfm2_vl"), tmp_path / "lfm2_vl")
+    copied = make_lfm2_vl(tmp_path / "lfm2_vl", old=False)
     model = changed(copied, "preprocessor_config.json", {"use_thumbnail": False})
-    assert "use_thumbnail is off" in LFM2.warnings(model)[0]
+    thumbnail, names = LFM2.warnings(model)
+    assert "use_thumbnail is off" in thumbnail
+    assert "named as model.vision_tower.embeddings" in names
+    assert LFM2.warnings(resolve_model(str(checkpoints("lfm2_vl")))) == ()

@@ -10,10 +10,10 @@ In the prompt each tile has a token of its place before its rows, the thumbnail 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.checkpoint import Model, checked_settings
+from pipeline.checkpoint import Model, checked_settings, vision_places
 from pipeline.errors import CheckpointError
 from pipeline.families.delivery import Delivery
 from pipeline.families.processors import RESAMPLES, processor_settings, refuse_pixel_budget
@@ -74,6 +74,11 @@ class Lfm2VL(TransformersFamily):
     """Liquid AI's; the language model is a hybrid of short convolutions and attention."""
 
     # ---------------------------------------------------------------- weights
+
+    def weight_name(self, name: str) -> str | None:
+        """SigLIP's pooling head, which some checkpoints have, is no part of the tower."""
+        found = TransformersFamily.weight_name(self, name)
+        return None if found is None or found.startswith("vision_tower.head.") else found
 
     def vision_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """All that tower and connector compute with, defaults filled in."""
@@ -162,12 +167,28 @@ class Lfm2VL(TransformersFamily):
         return {"text_config": missing} if missing else {}
 
     def warnings(self, model: Model) -> tuple[str, ...]:
-        """What vLLM's native path counts otherwise than the processor."""
+        """What vLLM's native path counts otherwise than the processor, or can't load."""
+        found: list[str] = []
         geometry = self.encode_spec(model).geometry
         assert isinstance(geometry, GridTiles)
-        if geometry.thumbnail:
-            return ()
-        return ("use_thumbnail is off: vLLM's native path expects a thumbnail all the same",)
+        if not geometry.thumbnail:
+            found.append(
+                "use_thumbnail is off: vLLM's native path expects a thumbnail all the same"
+            )
+        stored = sorted(place.stored_name for place in vision_places(model, self).values())
+        bare = [n for n in stored if "vision_tower." in n and "vision_tower.vision_model." not in n]
+        if bare:
+            found.append(
+                f"tensors are named as {bare[0]}, not vision_tower.vision_model.…: vLLM's native "
+                "path can't load its tower from them; without the tower it starts"
+            )
+        return tuple(found)
+
+    def make_shell(self, model: Model) -> Any:
+        """Without the pooling head."""
+        vision = {**(model.config.get("vision_config") or {}), "vision_use_head": False}
+        headless = {**model.config, "vision_config": vision}
+        return TransformersFamily.make_shell(self, replace(model, config=headless))
 
     def features(self, shell: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Patches (T, most, P·P·3) with masks and shapes → (R, O)."""
@@ -184,6 +205,7 @@ FAMILY = Lfm2VL(
     name="lfm2_vl",
     shell="Lfm2VlForConditionalGeneration",
     prefixes=(
+        ("model.vision_tower.vision_model.", "vision_tower."),  # before transformers 5
         ("model.vision_tower.", "vision_tower."),
         ("model.multi_modal_projector.", "multi_modal_projector."),
     ),
