@@ -157,6 +157,38 @@ def test_a_file_of_several_photos_is_its_first(tmp_path: Path) -> None:
     assert page_of(tmp_path / "a.mpo").max() == 0
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_a_cut_jpeg_that_was_given_an_end_is_no_page(
+    tmp_path: Path, mode: str, progressive: bool
+) -> None:
+    """libjpeg makes what is missing gray, or leaves its detail out, and says nothing."""
+    noise = np.random.default_rng(0).integers(0, 256, (96, 80, 3), dtype=np.uint8)
+    path = jpeg(tmp_path / "a.jpg", Image.fromarray(noise).convert(mode), progressive=progressive)
+    whole = path.read_bytes()
+    for left_out in (len(whole) // 2, len(whole) // 3, 2000):
+        make.write(path, whole[:-left_out] + b"\xff\xd9")
+        assert failure_of(path).reason is Reason.TRUNCATED, left_out
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}])
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("size", [(1, 1), (16, 16), (37, 51)])
+def test_a_jpeg_may_end_in_gray(
+    tmp_path: Path, size: tuple[int, int], mode: str, options: dict[str, object]
+) -> None:
+    for level in (127, 128):
+        image = Image.new(mode, size, (level,) * len(Image.new(mode, (1, 1)).getbands()))
+        assert page_of(jpeg(tmp_path / "a.jpg", image, **options)).shape == (*size[::-1], 3)
+
+
+def test_data_behind_the_end_of_a_jpeg_are_no_part_of_it(tmp_path: Path) -> None:
+    path = jpeg(tmp_path / "a.jpg", scene())
+    expected = page_of(path)
+    make.write(path, path.read_bytes() + b"\xff\xda motion \xff\xc2 photo")
+    assert np.array_equal(page_of(path), expected)
+
+
 # ---------------------------------------------------------------- TIFF
 
 

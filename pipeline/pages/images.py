@@ -22,7 +22,8 @@ from pipeline.pages.records import (
     SourceFile,
     check_size,
 )
-from pipeline.pages.structure import announced_size, breaks_off, png_is_short, tiff_directories
+from pipeline.pages.structure import announced_size, breaks_off, tiff_directories
+from pipeline.pages.whole import check_rows, check_scans, check_strips
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFile
@@ -177,13 +178,14 @@ def _decoded(
             warnings.simplefilter("ignore")
             check_size(*image.size, max_ratio=max_ratio)
             samples = samples_of(image)
-            _check_strips(image)
+            if file.kind == "tiff":
+                check_strips(image)
             image.load()
-            if file.kind == "png":
-                _check_rows(image, stream)
+            if file.kind in ("png", "jpeg"):
+                (check_rows if file.kind == "png" else check_scans)(image, stream)
             rgb = rgb_pixels(image, samples)
             # Pillow turns a TIFF upright while loading it, and nothing else
-            return rgb if file.kind == "tiff" else np.ascontiguousarray(_upright(image, rgb))
+            return rgb if file.kind == "tiff" else _upright(image, rgb)
     except Refused as refused:
         return refused
     except Exception as error:  # decoders raise anything on damaged data; it costs this page only
@@ -191,36 +193,6 @@ def _decoded(
         if codec in _OPTIONAL_CODECS and not _has_codec(str(codec)):
             return Refused(Reason.UNSUPPORTED, f"libtiff was built without {codec}")
         return _cut(_refusal(error), file, image)
-
-
-def _check_strips(image: Image.Image) -> None:
-    """Refuse a raw TIFF with fewer strips or tiles than its size needs: Pillow leaves them black.
-
-    Where libtiff decodes there is one tile in Pillow's list, the whole image.
-    """
-    tags = getattr(image, "tag_v2", None)
-    if tags is None:
-        return
-    width, height = getattr(image, "_tile_size", image.size)
-    covered = sum(
-        (right - left) * (lower - upper)
-        for left, upper, right, lower in (tile[1] for tile in getattr(image, "tile", ()))
-    )
-    if covered < width * height:
-        raise Refused(Reason.TRUNCATED, f"its strips hold {covered:,} of {width * height:,} pixels")
-
-
-def _check_rows(image: Image.Image, stream: BinaryIO) -> None:
-    """Refuse a PNG whose data end early; only where a last row is black, for time's sake."""
-    last = image.crop((0, max(0, image.height - 2), image.width, image.height))
-    if not np.asarray(last).any(axis=tuple(range(1, np.asarray(last).ndim))).all():
-        position = stream.tell()
-        try:
-            short = png_is_short(stream)
-        finally:
-            stream.seek(position)
-        if short:
-            raise Refused(Reason.TRUNCATED, "its data end before its last row")
 
 
 def _has_codec(name: str) -> bool:
@@ -271,20 +243,22 @@ def _orientation(image: Image.Image) -> int | None:
 
 
 def _upright(image: Image.Image, rgb: Pixels) -> Pixels:
-    """A view of the pixels, turned as the image's EXIF orientation (1 to 8) says."""
-    match _orientation(image):
+    """The pixels turned as the image's EXIF orientation (1 to 8) says; the image is closed."""
+    orientation = _orientation(image)
+    image.close()  # two copies of a large page are enough
+    match orientation:
         case 2:
-            return rgb[:, ::-1]
+            rgb = rgb[:, ::-1]
         case 3:
-            return rgb[::-1, ::-1]
+            rgb = rgb[::-1, ::-1]
         case 4:
-            return rgb[::-1]
+            rgb = rgb[::-1]
         case 5:
-            return rgb.swapaxes(0, 1)
+            rgb = rgb.swapaxes(0, 1)
         case 6:
-            return np.rot90(rgb, -1)
+            rgb = np.rot90(rgb, -1)
         case 7:
-            return rgb[::-1, ::-1].swapaxes(0, 1)
+            rgb = rgb[::-1, ::-1].swapaxes(0, 1)
         case 8:
-            return np.rot90(rgb, 1)
-    return rgb
+            rgb = np.rot90(rgb, 1)
+    return np.ascontiguousarray(rgb)

@@ -6,6 +6,7 @@ import io
 import re
 import struct
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,11 @@ _ADAM7 = (
     (1, 0, 2, 2),
     (0, 1, 1, 2),
 )
+_JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")  # restarts belong to the data
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+_BARE_MARKERS = (0x01, 0xD8)  # without a length
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PROGRESSIVE_FRAMES = (0xC2, 0xC6, 0xCA, 0xCE)
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
@@ -123,6 +129,42 @@ def _boxes_break_off(stream: BinaryIO, size: int) -> bool:
             return False
         place += length
     return place > size
+
+
+@dataclass(frozen=True, slots=True)
+class JpegScans:
+    """What the scans of a JPEG's first image leave out, and where the data of the last one end."""
+
+    missing: int  # coefficients of its components that no scan brings to full precision
+    end: int | None
+
+
+def jpeg_scans(data: bytes) -> JpegScans:
+    """Follow the markers; entropy-coded data are skipped, not decoded."""
+    place, end, progressive = 2, None, False
+    needed: dict[int, set[int]] = {}  # component → coefficients not yet at full precision
+    while found := _JPEG_MARKER.search(data, place):
+        place, kind = found.start(), data[found.start() + 1]
+        if kind == _END_OF_IMAGE or place + 4 > len(data):
+            break
+        if kind in _BARE_MARKERS:
+            place += 2
+            continue
+        body = data[place + 4 : place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")]
+        place += 4 + len(body)
+        if kind in _FRAMES and len(body) >= 6:
+            progressive = kind in _PROGRESSIVE_FRAMES
+            needed = {component: set(range(64)) for component in body[6 : 6 + 3 * body[5] : 3]}
+        elif kind == _START_OF_SCAN and len(body) >= 4:
+            first, last, bits = body[-3:]
+            for component in body[1 : 1 + 2 * body[0] : 2]:
+                if not progressive:
+                    needed.pop(component, None)
+                elif bits & 15 == 0 and component in needed:
+                    needed[component] -= set(range(first, last + 1))
+            after = _JPEG_MARKER.search(data, place)
+            place = end = after.start() if after else len(data)
+    return JpegScans(sum(map(len, needed.values())), end)
 
 
 def png_is_short(stream: BinaryIO) -> bool:
