@@ -115,7 +115,11 @@ def parity(
             quiet=quiet,
         )
     )
-    record = report.as_record() | ({} if truth is None else _reads(report.answers, truth))
+    record = report.as_record() | (
+        {}
+        if truth is None
+        else _reads({name: answer.text for name, answer in report.answers.items()}, truth)
+    )
     for failure in report.failures:
         click.echo(failure_line(failure), err=True)
     _show(record, as_json)

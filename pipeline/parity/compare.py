@@ -47,13 +47,16 @@ class ParityOptions:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """`requests` were answered both ways; cosine_min is over all rows of all pages."""
+    """`requests` were answered both ways; cosine_min is over all rows of all pages.
+
+    `answers` are those of the cached side, by the first driver.
+    """
 
     pages: int
     requests: int
     different: tuple[Difference, ...]
     cosine_min: float | None
-    answers: dict[str, str]
+    answers: dict[str, Answer]
     failures: tuple[Failure, ...]
 
     @property
@@ -109,7 +112,7 @@ def compare(options: ParityOptions) -> ParityReport:
         requests=len(native),
         different=differences,
         cosine_min=measured.cosine_min,
-        answers={custom_id: answer.text for custom_id, answer in first.items()},
+        answers=first,
         failures=measured.report.failures,
     )
 
