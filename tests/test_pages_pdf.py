@@ -6,12 +6,15 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import makers_pages as make
 import numpy as np
 import pytest
+from pypdfium2 import PdfPage
 from test_pages import failure_of, page_of, pages_of, simple_pdf
 
 from pipeline.errors import Failure, Reason
@@ -146,8 +149,24 @@ def test_a_web_document_shorter_than_it_says_is_truncated(tmp_path: Path) -> Non
     assert failure_of(make.write(tmp_path / "a.pdf", cut)).reason is Reason.TRUNCATED
 
 
-def test_rendering_in_threads_gives_the_same_pages_each_time(tmp_path: Path) -> None:
-    """PDFium is not thread-safe: without a lock, good files fail at random or the process ends."""
+def test_rendering_in_threads_gives_the_same_pages_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PDFium is not thread-safe: two threads in it make good files fail, or end the process."""
+    inside, most = 0, 0
+    render = PdfPage.render
+
+    def watched(page: PdfPage, **options: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.001)  # lets the other threads in, if they can
+        try:
+            return render(page, **options)
+        finally:
+            inside -= 1
+
+    monkeypatch.setattr("pypdfium2.PdfPage.render", watched)
     paths = [simple_pdf(tmp_path / f"{number}.pdf", pages=1 + number % 3) for number in range(8)]
 
     def digests(path: Path) -> list[str]:
@@ -158,6 +177,7 @@ def test_rendering_in_threads_gives_the_same_pages_each_time(tmp_path: Path) -> 
     with ThreadPoolExecutor(4) as pool:
         for _ in range(20):
             assert list(pool.map(digests, paths)) == expected
+    assert most == 1
 
 
 MEASURE = """

@@ -100,8 +100,8 @@ def _conversion(image: Image.Image, samples: Samples) -> Convert:
         return lambda band: _gray(_scaled(_wide(band, samples), low, top, samples))
     if image.has_transparency_data:
         return _on_white
-    if image.mode in ("CMYK", "LAB"):
-        return _managed(image.mode, image.info.get("icc_profile"))
+    if image.mode == "CMYK" and (profile := image.info.get("icc_profile")):
+        return _by_profile(profile)
     return lambda band: np.asarray(band.convert("RGB"))
 
 
@@ -160,21 +160,15 @@ def _on_white(band: Image.Image) -> Pixels:
     return np.asarray(Image.alpha_composite(paper, layer).convert("RGB"))
 
 
-def _managed(mode: str, profile: bytes | None) -> Convert:
-    """CMYK by its own profile, to sRGB with black kept black; by plain arithmetic without one."""
+def _by_profile(profile: bytes) -> Convert:
+    """CMYK by its own profile to sRGB; by plain arithmetic if the profile can't be used."""
     from PIL import ImageCms
 
     try:
-        if mode == "LAB":
-            source: Any = ImageCms.createProfile("LAB")
-        elif profile is None:
-            return lambda band: np.asarray(band.convert("RGB"))
-        else:
-            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         to_srgb = ImageCms.buildTransform(
-            source,
+            ImageCms.ImageCmsProfile(io.BytesIO(profile)),
             ImageCms.createProfile("sRGB"),
-            mode,
+            "CMYK",
             "RGB",
             ImageCms.Intent.RELATIVE_COLORIMETRIC,
             ImageCms.Flags.BLACKPOINTCOMPENSATION,

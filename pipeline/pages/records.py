@@ -24,7 +24,7 @@ RULES = DecodeRules(
     orientation="exif or tiff tag, applied once",
     alpha="composited on white, transparent levels at their own depth",
     depth="16 bit v>>8, 12 bit v>>4, wider by the range of its values, white is zero turned over; "
-    "cmyk by its icc profile, lab by d50",
+    "cmyk by its icc profile",
     frames="tiff every frame, others the first",
     pdf="pdfium on white, forms and annotations drawn",
 )
