@@ -25,12 +25,13 @@ from pipeline.plugin import (
     probe,
     register,
     replace,
+    row_lists,
     sources,
     unfit,
 )
 
 (GLM,), (PADDLE,), (MINICPM,) = glm4v.MODULES, paddleocr_vl.MODULES, minicpmv4_6.MODULES
-ALL = (guard.PARSER, deepstack.DENSE, deepstack.MOE, GLM, PADDLE, MINICPM)
+ALL = (guard.PARSER, deepstack.DENSE, deepstack.MOE, GLM, PADDLE, MINICPM, *row_lists.MODULES)
 
 
 @pytest.fixture
@@ -489,3 +490,45 @@ def test_a_report_that_cannot_be_written_does_not_stop_the_engine(tmp_path: Path
     (tmp_path / "file").write_text("")
     probe.report_after_load(Worker, str(tmp_path / "file"))
     assert Worker().load_model() == "loaded"
+
+
+class Schema:
+    """Stands for vLLM's schema: it refuses a list of different shapes."""
+
+    def __init__(self, data: object) -> None:
+        self.data = data
+        self.validate()
+
+    def validate(self) -> None:
+        if isinstance(self.data, list) and len({rows.shape for rows in self.data}) > 1:
+            raise ValueError("data contains inconsistent shapes")
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [("interns1", "InternS1ImageEmbeddingInputs"), ("llava_next", "LlavaNextImageEmbeddingInputs")],
+)
+def test_pages_of_different_size_may_meet_in_one_step(name: str, schema: str) -> None:
+    """Else two such pages, scheduled together, kill the engine."""
+    pages = [torch.ones(28, 64), torch.ones(12, 64)]
+    owner = type(schema, (Schema,), {})
+    with pytest.raises(ValueError, match="inconsistent"):
+        owner(pages)
+    module = SimpleNamespace(__name__=f"vllm.model_executor.models.{name}", **{schema: owner})
+    row_lists.patch(module)
+    row_lists.patch(module)
+    assert owner(pages).data is pages
+    owner(torch.ones(2, 28, 64))
+    for bad in (torch.ones(12, 63), torch.ones(1, 12, 64)):
+        with pytest.raises(ValueError, match="no \\(rows, width\\) of one width"):
+            owner([pages[0], bad])
+    with pytest.raises(ValueError, match="inconsistent"):
+        type(schema, (Schema,), {})(pages)
+
+
+@pytest.mark.parametrize("name", row_lists.MODULES)
+def test_a_changed_schema_is_not_patched(name: str) -> None:
+    text = sources.read_source(name)
+    assert row_lists.source_misfit(name, text) == ""
+    for changed in (text.replace("ImageEmbeddingInputs", "Other"), text.replace("ifs", "xfs")):
+        assert "is not as expected" in row_lists.source_misfit(name, changed)

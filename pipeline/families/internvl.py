@@ -179,4 +179,5 @@ FAMILY = InternVL(
     parts=("vision_tower.", "multi_modal_projector."),
     delivery=Delivery.ROWS,
     modalities=("image", "video"),
+    patches=("vllm.model_executor.models.interns1",),
 )

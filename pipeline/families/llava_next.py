@@ -145,4 +145,5 @@ FAMILY = LlavaNext(
     ),
     parts=("vision_tower.", "multi_modal_projector.", "image_newline"),
     delivery=Delivery.ROWS,
+    patches=("vllm.model_executor.models.llava_next",),
 )

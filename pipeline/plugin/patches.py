@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pipeline.plugin import deepstack, glm4v, guard, minicpmv4_6, paddleocr_vl, sources
+from pipeline.plugin import deepstack, glm4v, guard, minicpmv4_6, paddleocr_vl, row_lists, sources
 
 
 class Patch(Protocol):
@@ -21,7 +21,7 @@ class Patch(Protocol):
         """Patch the imported module; a second call changes nothing."""
 
 
-_PATCHES: tuple[Patch, ...] = (guard, deepstack, glm4v, minicpmv4_6, paddleocr_vl)
+_PATCHES: tuple[Patch, ...] = (guard, deepstack, glm4v, minicpmv4_6, paddleocr_vl, row_lists)
 BY_MODULE = {name: patch for patch in _PATCHES for name in patch.MODULES}
 
 
