@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import COMMAND
 from test_pages import page_of, pages_of
 
 from pipeline.pages import Page
@@ -104,20 +103,35 @@ def index() -> dict[str, dict[str, str]]:
         return {row["path"]: row for row in rows}
 
 
+# The command, and its peak memory in KiB as the last word on stderr; getrusage would count the
+# process that started it, too.
+COMMAND_AND_PEAK = """
+import atexit, sys
+from pipeline.cli import main
+
+def say_peak():
+    with open("/proc/self/status") as status:
+        mark = next(line for line in status if line.startswith("VmHWM"))
+    print(mark.split()[1], file=sys.stderr)
+
+atexit.register(say_peak)
+main()
+"""
+
+
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
 def listing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Listing:
     out = tmp_path_factory.mktemp("corpus") / "pages.json"
     words = ["pages", CORPUS, "--json", "--model", CASES / request.param]
     with open(out, "wb") as stdout:
-        child = subprocess.Popen([*COMMAND, *words], stdout=stdout, stderr=subprocess.DEVNULL)
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+        command = [sys.executable, "-c", COMMAND_AND_PEAK, *map(str, words)]
+        child = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE)
     assert child.returncode == 3
     record = json.loads(out.read_text())
     pages: dict[str, list[dict[str, Any]]] = {}
     for page in record["pages"]:
         pages.setdefault(os.path.relpath(page["file"], CORPUS), []).append(page)
-    peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak_bytes = int(child.stderr.split()[-1]) * 1024
     return Listing(request.param, pages, record["skipped"], peak_bytes)
 
 

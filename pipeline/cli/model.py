@@ -28,7 +28,6 @@ def model(model: str | None, revision: str | None, as_json: bool) -> None:
 
     \b
     Example:
-      pipeline model
       pipeline model /models/Qwen3-VL-8B-Instruct --json
       pipeline model Qwen/Qwen3-VL-8B-Instruct --revision 0c351dd
     """
