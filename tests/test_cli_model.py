@@ -163,4 +163,4 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
 
 
 def test_help_has_an_example() -> None:
-    assert "Example:\n    pipeline model\n" in call("--help").output
+    assert "Example:\n    pipeline model /" in call("--help").output

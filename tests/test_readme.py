@@ -1,6 +1,7 @@
 """Every command of the README runs, word for word and in its order, in a copy of the project."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -33,6 +34,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     (copy / ".venv").symlink_to(ROOT / ".venv")
+    for name in ("pyproject.toml", "requirements/dev.txt"):
+        os.utime(copy / name, (0, 0))  # else `make setup` may install the copy over the project
     return copy
 
 
