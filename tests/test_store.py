@@ -286,6 +286,8 @@ def test_a_directory_in_the_place_of_an_entry_is_an_error_and_no_hit(store: Stor
         store.put(entry())
     assert error.value.hint == "a directory stands where a file should be; move it away"
     assert not [path for path in store.root.rglob("*") if path.is_file()]
+    assert [problem.why for problem in store.verify()] == [error.value.hint.partition(";")[0]]
+    store.path(key).rmdir()
 
 
 def test_a_cache_of_an_impossible_name_is_an_error(tmp_path: Path) -> None:

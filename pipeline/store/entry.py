@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from pipeline.geometry import Grid, tokens
 from pipeline.keys import EncodeSpec, canonical_json, payload_digest
+from pipeline.store.layout import FORMAT_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-FORMAT_VERSION = 1
 DTYPE = "bfloat16"
 _FOOTER_KEY = b"pipeline.entry"
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.durable import TEMPORARY_SUFFIX, sync_directory
 from pipeline.errors import StoreError
-from pipeline.store import documents, files
+from pipeline.store import check, documents, files
 from pipeline.store.documents import Manifest
 from pipeline.store.entry import (
-    FORMAT_VERSION,
     BadEntry,
     Entry,
     Footer,
     entry_problem,
     footer_problem,
-    from_parquet,
     read_footer,
     to_parquet,
 )
-
-_DOCUMENTS = "documents"
-_QUARANTINE = "quarantine"
+from pipeline.store.layout import DOCUMENTS, version_directory
+from pipeline.store.use import note_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +38,24 @@ class Store:
     root: Path
     tower_fingerprint: str
 
-    @property
-    def _version_dir(self) -> Path:
-        return self.root / f"v{FORMAT_VERSION}"
-
     def path(self, key: str) -> Path:
         """Where the entry of `key` lies or would lie."""
-        return self._version_dir / self.tower_fingerprint / key[:2] / f"{key}.parquet"
+        return version_directory(self.root) / self.tower_fingerprint / key[:2] / f"{key}.parquet"
 
     def has(self, key: str) -> bool:
-        """True if there is an entry under `key`; a stat, its content is checked by readers."""
-        return os.path.isfile(self.path(key))  # unlike `Path.is_file`, False for any name
+        """True if there is an entry under `key`; a stat, its content is checked by readers.
+
+        Counts as a use of the entry: a page that is still encoded each night is not forgotten.
+        """
+        path = self.path(key)
+        try:
+            found = os.stat(path)
+        except (OSError, ValueError):
+            return False
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        note_use(path, found)
+        return True
 
     def put(self, entry: Entry) -> int:
         """Write an entry and return its size on disk in bytes; one already there stays.
@@ -70,7 +72,11 @@ class Store:
 
     def get(self, key: str) -> Entry | BadEntry:
         """The entry under `key` with digest, shape and values checked, or what is wrong with it."""
-        return _checked_entry(self.path(key), key, self.tower_fingerprint)
+        path = self.path(key)
+        found = check.read_entry(path, key, self.tower_fingerprint)
+        if isinstance(found, Entry):
+            note_use(path)
+        return found
 
     def footer(self, key: str) -> Footer | None:
         """What the entry says of itself, its payload unread; None if absent or not usable."""
@@ -78,27 +84,19 @@ class Store:
             footer = read_footer(self.path(key))
         except Exception:  # whatever pyarrow makes of a damaged file: it is a miss
             return None
-        return footer if footer_problem(footer, key, self.tower_fingerprint) is None else None
+        if footer_problem(footer, key, self.tower_fingerprint) is not None:
+            return None
+        note_use(self.path(key))
+        return footer
 
     def quarantine(self, key: str, why: str) -> Path | None:
         """Move a bad entry out of the way, with the reason beside it; None if it is gone."""
-        path = self.path(key)
-        target = self.root / _QUARANTINE / f"{key}.{time.time_ns()}.parquet"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(target)
-            sync_directory(path.parent)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise files.write_error(target, error) from error
-        files.write_whole(target.with_suffix(".txt"), (why + "\n").encode())
-        return target
+        return files.set_aside(self.root, self.path(key), why)
 
     def manifest(self, file_digest: str, render_digest: str) -> Manifest | None:
         """The pages of a file as decoded before; None if unknown or unreadable."""
         try:
-            return documents.from_json(self._manifest_path(file_digest, render_digest).read_bytes())
+            return documents.from_json(self.manifest_path(file_digest, render_digest).read_bytes())
         except (OSError, *documents.DAMAGE):
             return None
 
@@ -109,49 +107,16 @@ class Store:
         then the old one would point to entries that are never made again.
         """
         if self.manifest(file_digest, render_digest) != manifest:
-            path = self._manifest_path(file_digest, render_digest)
+            path = self.manifest_path(file_digest, render_digest)
             files.write_whole(path, documents.to_json(manifest))
 
-    def _manifest_path(self, file_digest: str, render_digest: str) -> Path:
+    def manifest_path(self, file_digest: str, render_digest: str) -> Path:
+        """Where the manifest of a file with these bytes, rendered so, lies or would lie."""
         name = f"{file_digest}-{render_digest}.json"
-        return self._version_dir / _DOCUMENTS / file_digest[:2] / name
+        return version_directory(self.root) / DOCUMENTS / file_digest[:2] / name
 
     def verify(self) -> list[Problem]:
         """What is wrong below the cache, of every tower; reads all of it and changes nothing."""
-        if not self._version_dir.is_dir():
-            return []
-        paths = sorted(path for path in self._version_dir.rglob("*") if not path.is_dir())
-        return [Problem(path, why) for path in paths for why in _problems_of(path)]
-
-
-def _problems_of(path: Path) -> Iterator[str]:
-    if path.suffix == TEMPORARY_SUFFIX:
-        yield "a temporary file that was left over"
-    elif path.parent.name != path.name[:2]:
-        yield "it lies in the wrong directory"
-    elif path.parts[-3] == _DOCUMENTS:
-        yield from _manifest_problems(path)
-    elif path.suffix == ".parquet":
-        found = _checked_entry(path, path.stem, path.parts[-3])
-        if isinstance(found, BadEntry):
-            yield found.why
-    else:
-        yield "a file that does not belong here"
-
-
-def _manifest_problems(path: Path) -> Iterator[str]:
-    try:
-        documents.from_json(path.read_bytes())
-    except (OSError, *documents.DAMAGE) as error:
-        yield f"the manifest is unreadable: {error}"
-
-
-def _checked_entry(path: Path, key: str, tower_fingerprint: str) -> Entry | BadEntry:
-    try:
-        entry = from_parquet(path.read_bytes())
-    except FileNotFoundError:
-        return BadEntry(key, "there is no such entry")
-    except Exception as error:  # whatever pyarrow makes of a damaged file
-        return BadEntry(key, f"the file is damaged: {error}")
-    problem = entry_problem(entry, key, tower_fingerprint)
-    return entry if problem is None else BadEntry(key, problem)
+        base = version_directory(self.root)
+        found = check.check_files(self.root)
+        return [Problem(base / file.name, file.why) for file in found if file.why is not None]

@@ -1,0 +1,128 @@
+"""`cache/lock`: encoders and runs hold it shared, `gc --apply` and `repair` exclusively.
+
+A flock(2): it ends with the process that holds it, however that dies, and is never stale. On
+Linux it also works over NFS. The file itself is never removed, for whoever waits has it open.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import LockedError
+from pipeline.store.files import write_error
+from pipeline.store.layout import LOCK, refuse_newer
+
+_POLL_S = 0.2
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _unsaid(message: str) -> None:
+    pass
+
+
+@contextmanager
+def hold_shared(root: Path, *, say: Callable[[str], None] = _unsaid) -> Iterator[None]:
+    """Use the cache: nothing in it is deleted meanwhile.
+
+    Waits while a `gc` or `repair` works, told once through `say`, as is an older format beside
+    this one. Raises StoreError where the cache holds a newer format or can't be made.
+    """
+    for message in refuse_newer(root):
+        say(message)
+    descriptor = _open(root / LOCK)
+    if descriptor is None:
+        yield
+        return
+    try:
+        if not _take(descriptor, fcntl.LOCK_SH):
+            say(f"waiting for {_holders(descriptor)} to end its work on the cache `{root}`")
+            while not _take(descriptor, fcntl.LOCK_SH):
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def hold_alone(root: Path) -> Iterator[int]:
+    """Delete or move what is in the cache; gives the time since when nobody else uses it.
+
+    That time, in ns since the epoch, is by the file system's own clock, as mtimes are. Raises
+    LockedError, naming the holders, while an encoder or a run is alive.
+    """
+    refuse_newer(root)
+    path = root / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise write_error(path, error) from error
+    try:
+        if not _take(descriptor, fcntl.LOCK_EX):
+            raise LockedError(
+                f"the cache `{root}` is in use by {_holders(descriptor)}",
+                "wait for the encoders and runs to end; a dead process never holds the lock",
+            )
+        os.utime(descriptor)
+        yield os.fstat(descriptor).st_mtime_ns
+    finally:
+        os.close(descriptor)
+
+
+def is_in_use(root: Path) -> bool:
+    """True while anyone holds the lock, shared or not."""
+    try:
+        descriptor = os.open(root / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _take(descriptor, fcntl.LOCK_EX)
+    except OSError:  # NFS locks exclusively only what is open for writing
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int | None:
+    """The lock file, made if needed; None in a cache that can't be written and has none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise write_error(path, error) from error
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # a cache that is only read: nobody here could delete from it either
+        return None
+
+
+def _take(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holders(descriptor: int, locks: Path = Path("/proc/locks")) -> str:
+    """The processes that hold the lock, as far as this machine knows them; see proc(5)."""
+    inode = str(os.fstat(descriptor).st_ino)
+    try:
+        lines = [line.split() for line in locks.read_text().splitlines()]
+    except OSError:
+        lines = []
+    found = {
+        int(words[4])
+        for words in lines
+        if len(words) == 8 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode
+    }
+    pids = sorted(found - {0, -1})
+    if not pids:
+        return "another process"
+    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
