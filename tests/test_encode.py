@@ -399,7 +399,7 @@ def test_the_command_reports_in_json(target: Target, docs: Path) -> None:
     assert result.exit_code == 3, result.stderr
     assert list(report) == [
         *("pages", "encoded", "cached", "failed", "skipped", "seconds"),
-        *("megapixels", "tokens", "bytes", "failures"),
+        *("megapixels", "tokens", "bytes", "failures", "stopped"),
     ]
     assert (report["pages"], report["encoded"], report["failed"], report["skipped"]) == (5, 4, 1, 1)
     (failure,) = report["failures"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,33 +13,17 @@ import click
 
 from pipeline.checkpoint import resolve_model
 from pipeline.cli import options
-from pipeline.encode import EncodeReport, Outcome, encode_pages, target_for
+from pipeline.cli.advice import HINTS
+from pipeline.cli.job_options import JobPlan, job_options, job_plan
+from pipeline.encode import EncodeReport, FailureLimit, Outcome, encode_pages, target_for
 from pipeline.encode.machine import choose_precision, physical_cores
 from pipeline.encode.records import Done
-from pipeline.errors import ExitCode, Failure, Reason, UsageError
-from pipeline.keys import canonical_json
+from pipeline.errors import ExitCode, Failure
 from pipeline.pages import Discovery, count_pages
-
-_LIKE_A_FILE = re.compile(r"\S+\.(txt|md|prompt|jinja|j2)")
-_HINTS = {
-    Reason.NOT_FOUND: "check the name",
-    Reason.UNREADABLE: "check that the file can be read and is not being written",
-    Reason.CORRUPT: "the file is damaged or no page: fetch it again or leave it out",
-    Reason.TRUNCATED: "the file is cut off: fetch it again",
-    Reason.TOO_LARGE: "split the page or save it with fewer pixels (PDF: a lower `--dpi`)",
-    Reason.ENCRYPTED: "remove the document's password first",
-    Reason.UNSUPPORTED: "convert it to PNG, JPEG, TIFF, WebP or PDF",
-    Reason.NO_SUCH_PAGE: "pages count from 1",
-    Reason.ASPECT_RATIO: "cut the page into parts",
-    Reason.NOT_FINITE: "check the model's vision weights",
-    Reason.TOWER_ERROR: "try again; if it stays, lower `--max-pixels`",
-}
 
 
 @click.command()
-@click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
-)
+@options.input_options
 @options.model_options
 @options.cache_option
 @options.pixel_options
@@ -51,37 +34,15 @@ _HINTS = {
     help="Threads of the vision tower.  [default: one per physical core]",
 )
 @click.option(
-    "--job",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write the pages as a job file.",
+    "--max-failures",
+    metavar="N|PERCENT",
+    help="Stop once more pages than N, or than PERCENT of at least 20, have failed.",
 )
-@click.option("--prompt", metavar="TEXT|FILE", help="The job's prompt, or a file that holds it.")
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
-    default=1024,
-    show_default=True,
-    metavar="N",
-    help="The job's limit of tokens per answer.",
-)
-@click.option(
-    "--schema",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="JSON schema that the job's answers must follow.",
-)
-@click.option(
-    "--pages-per-request",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Consecutive pages of a file in one request of the job.",
-)
+@job_options
 @options.output_options
 def encode(
     paths: tuple[Path, ...],
+    files_from: Path | None,
     model: str | None,
     revision: str | None,
     cache: Path,
@@ -90,31 +51,27 @@ def encode(
     dpi: int,
     precision: str,
     threads: int | None,
-    job: Path | None,
-    prompt: str | None,
-    max_tokens: int,
-    schema: Path | None,
-    pages_per_request: int,
+    max_failures: str | None,
     as_json: bool,
     quiet: bool,
+    **job: Any,
 ) -> None:
     """Put the embeddings of page images into the cache.
 
-    PATH is an image, a PDF, or a directory that is searched for them. Pages that are in the cache
-    are not encoded again. A page that fails is named and the rest goes on (exit code 3).
+    PATH is an image, a PDF, a directory that is searched for them, or a pattern in quotes. Pages
+    that are in the cache are not encoded again. A page that fails is named and the rest goes on
+    (exit code 3), up to --max-failures (exit code 4).
 
     \b
     Example:
       pipeline encode docs/
+      pipeline encode "scans/**/*.tif" --max-failures 5%
+      find scans/ -mtime -1 -print0 | pipeline encode --files-from -
       pipeline encode scans/ --job jobs/scans.jsonl --prompt "Read the page."
     """
-    if job is not None:
-        _check_job(job, prompt)
-    elif prompt is not None or schema is not None:
-        given = "--prompt" if schema is None else "--schema"
-        raise UsageError(f"`{given}` belongs to a job", "add `--job FILE`, or leave it out")
-    prompt = None if prompt is None else text_of(prompt)
-    answer_schema = None if schema is None else _schema_of(schema)
+    inputs = options.inputs_of(paths, files_from)
+    limit = None if max_failures is None else FailureLimit.parse(max_failures)
+    plan = job_plan(**job)
     options.say_model(model, quiet)
     found = resolve_model(model, revision)
     options.say_warnings(found, quiet)
@@ -122,15 +79,25 @@ def encode(
         found, cache, min_pixels=min_pixels, max_pixels=max_pixels, dpi=dpi, precision=precision
     )
     watch = _silent if quiet else partial(_progress, tower=_tower_line(precision, threads))
-    report = encode_pages(paths, target, watch=watch, threads=threads)
-    if job is not None and prompt is not None:
-        lines = _write_job(
-            job, report, paths, prompt, max_tokens, answer_schema, pages_per_request, found.name
-        )
+    report = encode_pages(inputs.paths, target, watch=watch, threads=threads, limit=limit)
+    stopped = limit is not None and limit.exceeded(report.pages, report.failed)
+    if plan is not None and not stopped:  # a part would pass for the whole
+        lines = plan.write(report, inputs.roots, found.name)
         if not (quiet or as_json):
-            click.echo(f"job: {options.printable(str(job))}, {options.counted(lines, 'line')}")
-    _show(report, as_json, quiet)
+            click.echo(
+                f"job: {options.printable(str(plan.path))}, {options.counted(lines, 'line')}"
+            )
+    _show(report, stopped, as_json, quiet)
+    if stopped:
+        click.echo(_stop_line(report, max_failures, plan), err=True)
+        raise SystemExit(int(ExitCode.STOPPED))
     raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))
+
+
+def _stop_line(report: EncodeReport, max_failures: str | None, plan: JobPlan | None) -> str:
+    done = f"{report.failed} of {options.counted(report.pages, 'page')} failed"
+    job_line = "" if plan is None else "; the job is not written"
+    return f"stopped early: {done}, more than --max-failures {max_failures}{job_line}"
 
 
 def _tower_line(precision: str, threads: int | None) -> str:
@@ -177,78 +144,13 @@ def _bar(found: Discovery, done: int) -> Any:
     return tqdm(total=total, initial=done, unit=" pages", disable=None, dynamic_ncols=True)
 
 
-def _check_job(job: Path, prompt: str | None) -> None:
-    from pipeline.jobs import check_job_path
-
-    if prompt is None:
-        raise UsageError("`--job` needs a prompt", "add `--prompt TEXT` or `--prompt FILE`")
-    check_job_path(job)
-
-
-def _write_job(
-    job: Path,
-    report: EncodeReport,
-    inputs: tuple[Path, ...],
-    prompt: str,
-    max_tokens: int,
-    schema: dict[str, Any] | None,
-    pages_per_request: int,
-    model_name: str,
-) -> int:
-    """Write the job and return the number of its lines."""
-    from pipeline.jobs import JobImage, write_job
-
-    return write_job(
-        job,
-        (JobImage(page.path, page.page, page.paged) for page in report.good),
-        inputs=list(inputs),
-        prompt=prompt,
-        max_tokens=max_tokens,
-        schema=schema,
-        pages_per_request=pages_per_request,
-        model_name=model_name,
-    )
-
-
-def text_of(prompt: str) -> str:
-    """The prompt itself, or the content of the file that it names.
-
-    Raises UsageError for what looks like the name of a file and is none.
-    """
-    try:
-        is_file = Path(prompt).is_file()
-    except (OSError, ValueError):  # too long for a name: it is the prompt
-        return prompt
-    try:
-        if is_file:
-            return Path(prompt).read_text(encoding="utf-8-sig").strip()
-        if _LIKE_A_FILE.fullmatch(prompt):
-            raise UsageError(f"there is no prompt file `{prompt}`", "check the name")
-        prompt.encode()  # what a command line can't decode comes as lone surrogates
-    except (OSError, ValueError) as error:
-        message = f"can't read the prompt `{prompt}`: {error}"
-        raise UsageError(message, "it must be UTF-8") from error
-    return prompt
-
-
-def _schema_of(path: Path) -> dict[str, Any]:
-    try:
-        schema = json.loads(path.read_text(encoding="utf-8-sig"))
-        canonical_json(schema)  # refuses what a job line can't hold: NaN, lone surrogates
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"can't read the schema `{path}`: {error}") from error
-    if not isinstance(schema, dict):
-        raise UsageError(f"the schema `{path}` is no JSON object")
-    return schema
-
-
-def _show(report: EncodeReport, as_json: bool, quiet: bool) -> None:
+def _show(report: EncodeReport, stopped: bool, as_json: bool, quiet: bool) -> None:
     for failure in report.failures:
         click.echo(failure_line(failure), err=True)
     for reason in sorted({failure.reason for failure in report.failures}):
-        click.echo(f"hint: {reason.value}: {_HINTS[reason]}", err=True)
+        click.echo(f"hint: {reason.value}: {HINTS[reason]}", err=True)
     if as_json:
-        click.echo(json.dumps(report.as_record()))
+        click.echo(json.dumps(report.as_record() | {"stopped": stopped}))
     elif not quiet:
         click.echo(
             f"{options.counted(report.pages, 'page')}: {report.encoded} encoded, "

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import options
-from pipeline.cli.encode import text_of
 from pipeline.cli.engine_options import engine_options, engine_options_of, require_engine
+from pipeline.cli.job_options import text_of
 from pipeline.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.errors import UsageError
+
 if TYPE_CHECKING:
     from pipeline.checkpoint import Model
+    from pipeline.pages.inputs import Inputs
 
 Command = Callable[..., Any]
+
+
+def input_options(command: Command) -> Command:
+    """PATH... and --files-from; `inputs_of` makes one of both."""
+    command = click.option(
+        "--files-from",
+        type=click.Path(path_type=Path, allow_dash=True),
+        metavar="FILE|-",
+        help="Also take the paths listed in FILE, one a line or separated by NUL; - is stdin.",
+    )(command)
+    return click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")(
+        command
+    )
+
+
+def inputs_of(paths: tuple[Path, ...], files_from: Path | None) -> Inputs:
+    """What PATH... and --files-from name; raises UsageError."""
+    from pipeline.pages.inputs import gather_inputs, names_in
+
+    if files_from is None and not paths:
+        raise UsageError("nothing to read", "name a file or a directory, or give `--files-from`")
+    return gather_inputs(paths, [] if files_from is None else names_in(_list_bytes(files_from)))
+
+
+def _list_bytes(files_from: Path) -> bytes:
+    try:
+        with click.open_file(os.fspath(files_from), "rb") as stream:
+            data: bytes = stream.read()
+        return data
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no stdin
+        why = (isinstance(error, OSError) and error.strerror) or error
+        message = f"can't read the list `{printable(str(files_from))}`: {why}"
+        raise UsageError(message, "name a file of paths, or - for standard input") from error
 
 
 def model_options(command: Command) -> Command:

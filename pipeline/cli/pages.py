@@ -15,14 +15,13 @@ from pipeline.families import family_of
 
 
 @click.command()
-@click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
-)
+@options.input_options
 @options.model_options
 @options.pixel_options
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def pages(
     paths: tuple[Path, ...],
+    files_from: Path | None,
     model: str | None,
     revision: str | None,
     min_pixels: int | None,
@@ -33,19 +32,22 @@ def pages(
 ) -> None:
     """List the pages that would be encoded, with their sizes and tokens.
 
+    PATH is an image, a PDF, a directory that is searched for them, or a pattern in quotes.
     Every page is decoded, none is encoded; of the model only the config files are read.
 
     \b
     Example:
       pipeline pages docs/
+      find scans/ -mtime -1 -print0 | pipeline pages --files-from -
       pipeline pages scans/ --max-pixels 1000000 --json
     """
+    inputs = options.inputs_of(paths, files_from)
     options.say_model(model, quiet=False)
     found = resolve_model(model, revision)
     spec = family_of(found).encode_spec(
         found, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
     )
-    listed = list_pages(paths, spec.geometry, dpi=dpi)
+    listed = list_pages(inputs.paths, spec.geometry, dpi=dpi)
     if as_json:
         click.echo(json.dumps(listed.as_record()))
     else:

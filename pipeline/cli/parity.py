@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from pipeline.cli import options
-from pipeline.cli.encode import failure_line, text_of
+from pipeline.cli.encode import failure_line
 from pipeline.cli.engine_options import (
     engine_options,
     engine_options_of,
     require_engine,
 )
+from pipeline.cli.job_options import text_of
 from pipeline.config import DRIVERS
 from pipeline.errors import ExitCode, UsageError
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline.encode import reading, stages
+from pipeline.encode.limit import FailureLimit, until_exceeded
 from pipeline.encode.locate import Locator
 from pipeline.encode.records import (
     Done,
@@ -23,6 +24,7 @@ from pipeline.pages import Discovery, discover
 __all__ = [
     "Done",
     "EncodeReport",
+    "FailureLimit",
     "GoodPage",
     "Locator",
     "Outcome",
@@ -45,13 +47,15 @@ def encode_pages(
     only: Only | None = None,
     watch: Watch = _unwatched,
     threads: int | None = None,
+    limit: FailureLimit | None = None,
 ) -> EncodeReport:
     """Bring the embedding of every page in `paths` into the cache, one page in memory at a time.
 
     `only` restricts files to some of their pages. `watch` wraps the stream of outcomes, for a
     progress bar; the files come with it. The tower is loaded at the first page that the cache
     lacks, and computes with `threads`, default one per physical core. What is stored for a page
-    does not depend on the other pages of the call.
+    does not depend on the other pages of the call. Once there are more failures than `limit`
+    allows, the call ends with what is done so far.
 
     Raises StoreError where the cache can't be written, CheckpointError where the tower can't be
     loaded; a page that fails is an item of the report.
@@ -65,7 +69,8 @@ def encode_pages(
     resized = stages.resize(missed, target)
     encoded = stages.run_tower(resized, target, threads)
     stored = stages.put(encoded, target.store)
-    outcomes = [*found.failures, *watch(stored, found)]
+    limited = until_exceeded(stored, found, limit)
+    outcomes = [*found.failures, *watch(limited, found)]
     return _report(outcomes, found.skipped, time.monotonic() - started)
 
 

@@ -116,10 +116,10 @@ def _walk(root: Path) -> Iterator[Path]:
         except OSError:
             yield path  # becomes an `unreadable` failure when it is classified
             continue
-        pending += sorted(children, key=_natural, reverse=True)
+        pending += sorted(children, key=lambda child: natural_key(child.name), reverse=True)
 
 
-def _natural(path: Path) -> tuple[list[tuple[int, int, str]], str]:
+def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """Sort key: runs of digits by value, the rest by code point; the name itself breaks ties."""
-    parts = re.findall(r"([0-9]+)|([^0-9]+)", path.name)
-    return [(0, int(digits), "") if digits else (1, 0, text) for digits, text in parts], path.name
+    parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
+    return [(0, int(digits), "") if digits else (1, 0, text) for digits, text in parts], name
