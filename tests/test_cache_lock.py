@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,7 +12,12 @@ from pathlib import Path
 import pytest
 from makers_cache import DAY_S, TOWER, another_process, put
 
+import pipeline.emit
+import pipeline.run.line
+from pipeline.config import EngineOptions
+from pipeline.emit import EmitOptions, emit_job
 from pipeline.errors import ExitCode, LockedError, StoreError
+from pipeline.run import PageOptions, RunOptions, run_job
 from pipeline.store import Store
 from pipeline.store.hold import hold_alone, hold_shared, is_in_use
 from pipeline.store.layout import refuse_newer
@@ -86,6 +93,48 @@ def test_a_cache_that_can_only_be_read_is_used_all_the_same(tmp_path: Path) -> N
     tmp_path.chmod(0o555)
     with hold_shared(tmp_path):
         pass
+
+
+class Reached(Exception):
+    pass
+
+
+def test_a_run_and_an_emission_hold_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, cache = tmp_path / "job.jsonl", tmp_path / "cache"
+    job.write_text("")
+
+    def survey(source: object) -> None:
+        with pytest.raises(LockedError), hold_alone(cache):
+            pass
+        raise Reached
+
+    monkeypatch.setattr(pipeline.run.line, "survey_job", survey)
+    monkeypatch.setattr(pipeline.emit, "survey_job", survey)
+    pages = PageOptions(cache=cache)
+    with pytest.raises(Reached):
+        run_job(RunOptions(job=job, pages=pages, engine=EngineOptions()))
+    with pytest.raises(Reached):
+        emit_job(EmitOptions(job=job, pages=pages, out=tmp_path / "out"))
+    assert not is_in_use(cache)
+
+
+def test_reading_an_entry_leaves_no_thread(tmp_path: Path) -> None:
+    """One of Arrow's that lives when the process ends aborts it now and then."""
+    path = put(tmp_path, 1)
+    code = (
+        "import sys, pyarrow.parquet; from pathlib import Path; from pipeline.store import *\n"
+        "def threads():\n"
+        "    names = [path.read_text() for path in Path('/proc/self/task').glob('*/comm')]\n"
+        "    return sum('jemalloc' not in name for name in names)\n"
+        "store = Store(Path(sys.argv[1]), sys.argv[2]); before = threads()\n"
+        "entry = store.get(sys.argv[3])\n"
+        "assert isinstance(entry, Entry) and store.footer(sys.argv[3])\n"
+        "Store(Path(sys.argv[1]) / 'other', sys.argv[2]).put(entry)\n"
+        "assert threads() == before"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path, TOWER, path.stem], check=True)
 
 
 # ---------------------------------------------------------------- formats

@@ -17,6 +17,7 @@ from pipeline.emit.records import SHARD_BYTES, BatchLine, EmitOptions, EmitRepor
 from pipeline.emit.shards import publish, write_shards
 from pipeline.errors import Failure
 from pipeline.run.survey import JobSource, survey_job
+from pipeline.store.hold import hold_shared
 
 __all__ = ["SHARD_BYTES", "EmitOptions", "EmitReport", "Shard", "emit_job"]
 
@@ -29,7 +30,8 @@ def emit_job(options: EmitOptions) -> EmitReport:
     """
     started = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".emit-", dir=options.out) as work:
+    cache = hold_shared(options.pages.cache)  # no entry goes before it is written out
+    with cache, tempfile.TemporaryDirectory(prefix=".emit-", dir=options.out) as work:
         attachments = Path(work) / "attachments"
         source = JobSource.of(options.job, options.base, options.roots, attachments)
         survey = survey_job(source)

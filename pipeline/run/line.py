@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipeline.run.inline import InlineForm, inline_faults
 from pipeline.run.outcome import DamagedEntry
 from pipeline.run.requests import RequestMaker
 from pipeline.run.survey import JobSource, Survey, survey_job
+from pipeline.store.hold import hold_shared
 
 REPAIRS = 1  # how often a damaged cache entry is made anew within one run
 
@@ -77,7 +79,8 @@ def run_job(options: RunOptions) -> RunReport:
     """
     started = time.monotonic()
     _check_job_file(options.job)
-    with open_run_directory(run_directory_of(options.job)) as directory:
+    cache = hold_shared(options.pages.cache, say=_say)  # no entry goes while its page is answered
+    with open_run_directory(run_directory_of(options.job)) as directory, cache:
         guard.end_leftovers(directory.engine_record)
         attachments = directory.attachments
         source = JobSource.of(options.job, options.base, options.roots, attachments)
@@ -181,6 +184,10 @@ def served_names(
     if len(survey.model_names) == 1:
         return survey.model_names
     return model_names
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
 
 
 def _check_job_file(job: Path) -> None:

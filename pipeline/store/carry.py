@@ -18,7 +18,7 @@ from pipeline.durable import replace_file
 from pipeline.errors import StoreError, UsageError
 from pipeline.keys import canonical_json
 from pipeline.store import documents
-from pipeline.store.check import entry_of, manifest_problem, read_entry
+from pipeline.store.check import entry_of, manifest_problem
 from pipeline.store.entry import BadEntry
 from pipeline.store.files import write_error, write_whole
 from pipeline.store.hold import hold_shared
@@ -92,7 +92,7 @@ def everything(root: Path, tower: str | None = None) -> Choice:
 
 
 def export_entries(
-    root: Path, archive: Path, choice: Choice, watch: Callable[[int], None] = lambda size: None
+    root: Path, archive: Path, choice: Choice, watch: Callable[[int], object] = lambda size: None
 ) -> Carried:
     """Write what was chosen into a tar; one entry is in memory at a time.
 
@@ -112,16 +112,19 @@ def export_entries(
 
 
 def _members(
-    root: Path, choice: Choice, carried: Carried, watch: Callable[[int], None]
+    root: Path, choice: Choice, carried: Carried, watch: Callable[[int], object]
 ) -> Iterator[bytes]:
     base = version_directory(root)
     for name in choice.entries:
-        path = base / name
-        read = read_entry(path, path.stem, name.split("/")[0])
+        try:
+            data = (base / name).read_bytes()
+        except OSError as error:
+            carried.problems.append(Found(name, f"it can't be read: {error.strerror or error}"))
+            continue
+        read = entry_of(data, Path(name).stem, name.split("/")[0])
         if isinstance(read, BadEntry):
             carried.problems.append(Found(name, read.why))
             continue
-        data = path.read_bytes()
         yield from _member(f"{base.name}/{name}", data)
         carried.entries, carried.bytes = carried.entries + 1, carried.bytes + len(data)
         watch(len(data))
@@ -148,15 +151,18 @@ def _member(name: str, data: bytes) -> Iterator[bytes]:
 
 
 def import_entries(
-    root: Path, archive: Path, watch: Callable[[int], None] = lambda size: None
+    root: Path,
+    archive: Path,
+    watch: Callable[[int], object] = lambda size: None,
+    say: Callable[[str], object] = lambda message: None,
 ) -> Carried:
     """Put what an archive holds into the cache `root`; each entry is checked, none is overwritten.
 
     A bad member is left out and named. Raises StoreError for an archive that is cut or none:
-    what was whole is kept, and the same import goes on from there.
+    what was whole is kept, and the same import goes on from there. `say` is that of `hold_shared`.
     """
     carried = Carried()
-    with hold_shared(root):
+    with hold_shared(root, say=say):
         try:
             with tarfile.open(archive, "r|") as tar:
                 whole = _take_all(tar, root, carried, watch)
@@ -174,7 +180,7 @@ def import_entries(
 
 
 def _take_all(
-    tar: tarfile.TarFile, root: Path, carried: Carried, watch: Callable[[int], None]
+    tar: tarfile.TarFile, root: Path, carried: Carried, watch: Callable[[int], object]
 ) -> bool:
     """True if the archive is whole, as its last member tells."""
     for member in tar:

@@ -22,12 +22,10 @@ _POLL_S = 0.2
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def _unsaid(message: str) -> None:
-    pass
-
-
 @contextmanager
-def hold_shared(root: Path, *, say: Callable[[str], None] = _unsaid) -> Iterator[None]:
+def hold_shared(
+    root: Path, *, say: Callable[[str], object] = lambda message: None
+) -> Iterator[None]:
     """Use the cache: nothing in it is deleted meanwhile.
 
     Waits while a `gc` or `repair` works, told once through `say`, as is an older format beside

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.durable import replace_file, sync
 from pipeline.errors import StoreError, UsageError
-from pipeline.store.check import Checked
+from pipeline.store.check import Checked, check_files
 from pipeline.store.files import write_error
 from pipeline.store.layout import FORMAT_VERSION
+from pipeline.store.walk import walk
 
 _MARK_EVERY_S = 2.0
 
@@ -143,10 +144,34 @@ def _unwritable(path: Path, error: OSError) -> StoreError:
     return StoreError(found.message, "choose another file with `--state FILE`")
 
 
+def verify(
+    root: Path,
+    logbook: Logbook,
+    say: Callable[[Found], None],
+    watch: Callable[[int], object] = lambda size: None,
+) -> Progress:
+    """Read what the logbook has not seen of the cache `root`; changes nothing there.
+
+    `say` gets each problem, first those that are known; `watch` the size of each file. Stopped at
+    any point, the same call with the logbook's file goes on from there.
+    """
+    for problem in logbook.progress.problems:
+        say(problem)
+    try:
+        for checked in check_files(root, logbook.progress.after):
+            logbook.note(checked)
+            watch(checked.bytes)
+            if checked.why is not None:
+                say(Found(checked.name, checked.why))
+    except BaseException:
+        logbook.mark()
+        raise
+    logbook.close()
+    return logbook.progress
+
+
 def total_bytes(root: Path) -> int:
     """What a whole verification has to read, for a progress bar; a stat per file."""
-    from pipeline.store.walk import walk
-
     total = 0
     for place in walk(root):
         try:

@@ -68,9 +68,14 @@ def sweep(
         census = take_census(root, frozenset(needed()))
         going = evictions(census, budget)
         if apply:
-            for number in going:
-                _delete(Store(root, census.tower(int(number))).path(census.key(int(number))))
+            for number in map(int, going):
+                _delete(Store(root, census.tower(number)).path(census.key(number)))
     return _swept(census, going, budget, apply)
+
+
+def foresee(census: Census, budget: Budget) -> Swept:
+    """What a sweep of the cache so counted would delete."""
+    return _swept(census, evictions(census, budget), budget, applied=False)
 
 
 def evictions(census: Census, budget: Budget) -> NDArray[np.int64]:
