@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+import pipeline.encode.reading as reading
 from pipeline.cli import main
 from pipeline.errors import ExitCode, Failure, Reason
 from pipeline.jobs import JobImage, JobLine, read_job, write_job
@@ -253,3 +255,59 @@ def test_listed_pages_are_named_in_the_job_as_they_were_listed(
         assert result.exit_code == 0, result.stderr
         lines = Path("night.jsonl").read_text().splitlines()
         assert [json.loads(line)["custom_id"] for line in lines] == ["a/page1.png", "b/page1.png"]
+
+
+# ---------------------------------------------------------------- files that do not stay
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        (Path.unlink, "No such file or directory"),
+        (lambda path: path.write_bytes(b"another"), "the file changed while it was read"),
+    ],
+    ids=["vanishes", "changes"],
+)
+def test_a_file_that_does_not_stay_while_it_is_read_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], detail: str
+) -> None:
+    def changing(path: Path) -> str:
+        digest = original(path)
+        if path.name == "a.png":
+            change(path)
+        return digest
+
+    original = reading.file_digest
+    monkeypatch.setattr(reading, "file_digest", changing)
+    monkeypatch.chdir(tmp_path)
+    page(Path("docs/a.png"), 1)
+    page(Path("docs/b.png"), 2)
+    result = run(
+        "encode", "docs", "--cache", "cache", "--json", "--job", "j.jsonl", "--prompt", "p"
+    )
+    report = json.loads(result.stdout)
+    assert result.exit_code == ExitCode.SOME_FAILED
+    assert {failure["file"] for failure in report["failures"]} == {"docs/a.png"}
+    assert detail in [failure["detail"] for failure in report["failures"]]
+    assert report["encoded"] == 1
+    (line,) = Path("j.jsonl").read_text().splitlines()
+    assert json.loads(line)["custom_id"] == "b.png"
+
+
+def test_a_file_that_vanishes_before_its_turn_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanishing(path: Path) -> str:
+        path.with_name("b.png").unlink(missing_ok=True)
+        return original(path)
+
+    original = reading.file_digest
+    monkeypatch.setattr(reading, "file_digest", vanishing)
+    for level, name in enumerate(("a.png", "b.png", "c.png")):
+        page(tmp_path / "docs" / name, level)
+    result = run("encode", tmp_path / "docs", "--cache", tmp_path / "cache", "--json")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["encoded"], report["failed"]) == (ExitCode.SOME_FAILED, 2, 1)
+    (failure,) = report["failures"]
+    assert failure["file"] == str(tmp_path / "docs" / "b.png")
+    assert failure["detail"] == "No such file or directory" and failure["retryable"]
