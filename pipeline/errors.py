@@ -89,6 +89,8 @@ class Reason(StrEnum):
     ENCRYPTED = "encrypted"
     UNSUPPORTED = "unsupported"
     NO_SUCH_PAGE = "no_such_page"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
     ASPECT_RATIO = "aspect_ratio"
     NOT_FINITE = "not_finite"
     TOWER_ERROR = "tower_error"
@@ -109,6 +111,7 @@ REASONS: dict[Stage, frozenset[Reason]] = {
     Stage.READ: frozenset({_R.NOT_FOUND, _R.UNREADABLE, _R.OUTSIDE_ROOT}),
     Stage.DECODE: frozenset(
         {_R.CORRUPT, _R.TRUNCATED, _R.TOO_LARGE, _R.ENCRYPTED, _R.UNSUPPORTED, _R.NO_SUCH_PAGE}
+        | {_R.CRASHED, _R.TIMED_OUT}
     ),
     Stage.RESIZE: frozenset({_R.ASPECT_RATIO}),
     Stage.ENCODE: frozenset({_R.NOT_FINITE, _R.TOWER_ERROR}),

@@ -262,14 +262,16 @@ def _refusal(failures: tuple[Failure, ...]) -> PipelineError:
 
 
 def _settings(options: GoldenOptions) -> dict[str, Any]:
-    names = ("min_pixels", "max_pixels", "dpi", "precision")
-    return {name: getattr(options.pages, name) for name in names} | {"dtype": options.engine.dtype}
+    names = ("min_pixels", "max_pixels", "precision")
+    sizes = {name: getattr(options.pages, name) for name in names}
+    return sizes | {"dpi": options.pages.decode.dpi, "dtype": options.engine.dtype}
 
 
 def _as_recorded(options: GoldenOptions, golden: dict[str, Any]) -> GoldenOptions:
     """The options with the settings that decide answers as they were when it was recorded."""
     settings = dict(golden["settings"])
     engine = replace(options.engine, dtype=settings.pop("dtype"))
+    settings["decode"] = replace(options.pages.decode, dpi=settings.pop("dpi"))
     return replace(options, pages=replace(options.pages, **settings), engine=engine)
 
 

@@ -33,20 +33,34 @@ class DecodeRules:
     orientation: str
     alpha: str
     depth: str
+    colour: str
     frames: str
     pdf: str
+    limits: str
 
 
 @dataclass(frozen=True, slots=True)
 class RenderSpec:
-    """All that a page's pixels depend on besides the file's bytes."""
+    """All that a page's pixels depend on besides the file's bytes.
+
+    A PDF page is rendered at `dpi`; or with `geometry`, at the size that a model with it makes of
+    the page. `allow_truncated` lets a page of a cut file be what is left of it.
+    """
 
     rules: DecodeRules
     dpi: int
+    geometry: Geometry | None = None
+    allow_truncated: bool = False
 
-    def digest(self) -> str:
-        """16 hex digits; part of a document manifest's name."""
-        return hashlib.sha256(canonical_json(asdict(self))).hexdigest()[:16]
+    def digest(self, kind: str) -> str:
+        """16 hex digits; part of the name of a manifest of files of this `kind`.
+
+        What only a PDF depends on counts for a PDF only.
+        """
+        parts = asdict(self)
+        if kind != "pdf":
+            del parts["dpi"], parts["geometry"]
+        return hashlib.sha256(canonical_json(parts)).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,11 +287,12 @@ def make_lfm2_vl(
     old: bool = True,
     head: bool = False,
     complete: bool = False,
+    said: range | None = None,
 ) -> Path:
     """LFM2-VL: 32 px per token, larger pages cut into tiles of 64 px with a thumbnail.
 
     `old` names and no pooling `head`, as on the hub; `complete` with the settings that vLLM
-    reads and transformers 5.19 no longer writes.
+    reads and transformers 5.19 no longer writes; `said` as in `_finish`.
     """
     tokens = _write_tokenizer(directory, LFM_TOKENS, "<|startoftext|>", "<|im_end|>")
     text = {name: value for name, value in TEXT.items() if name != "head_dim"} | {
@@ -349,7 +350,7 @@ def make_lfm2_vl(
     write_json(directory / "preprocessor_config.json", processor | STEPS | HALF_NORM)
     write_json(directory / "processor_config.json", {"processor_class": "Lfm2VlProcessor"})
     (directory / "chat_template.jinja").write_text(LFM_TEMPLATE)
-    return _finish(directory, config, seed, shards, LFM_OLD if old else ())
+    return _finish(directory, config, seed, shards, LFM_OLD if old else (), said)
 
 
 PROMPT_MAKERS: dict[str, Callable[..., Path]] = {
@@ -429,15 +430,29 @@ def _write_pixtral_processor(
 
 
 def _finish(
-    directory: Path, config: dict[str, Any], seed: int, shards: int, renames: Renames
+    directory: Path,
+    config: dict[str, Any],
+    seed: int,
+    shards: int,
+    renames: Renames,
+    said: range | None = None,
 ) -> Path:
-    """Write config.json and random weights under the names that `renames` gives them."""
+    """Write config.json and random weights under the names that `renames` gives them.
+
+    Of a tied embedding only the rows in `said` are not zero: the fewer tokens an answer is made
+    of, the further apart their probabilities.
+    """
     config["dtype"] = "bfloat16"
     write_json(directory / "config.json", config)
     weights = {
         _renamed(name, renames): tensor.to(torch.bfloat16)
         for name, tensor in _random_weights(directory, config, seed).items()
     }
+    if said is not None:
+        (name,) = (name for name in weights if name.endswith("embed_tokens.weight"))
+        kept = torch.zeros_like(weights[name])
+        kept[said] = weights[name][said]
+        weights[name] = kept
     save_weights(directory, weights, shards)
     return directory
 

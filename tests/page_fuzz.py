@@ -18,7 +18,8 @@ import makers_pages as make
 import numpy as np
 from PIL import Image, features
 
-from pipeline.pages import Page, decode_pages, discover
+from pipeline.keys import RenderSpec
+from pipeline.pages import RULES, Page, decode_pages, discover
 
 MEMORY_LIMIT_BYTES = 1 << 30
 SECONDS_PER_FILE = 20
@@ -125,7 +126,7 @@ def main(directory: Path) -> None:
         found = discover([path])
         outcomes = [failure.reason.value for failure in found.failures]
         for file in found.files:
-            for page in decode_pages(file, dpi=72):
+            for page in decode_pages(file, RenderSpec(RULES, 72)):
                 outcomes.append("page" if isinstance(page, Page) else page.reason.value)
         signal.alarm(0)
         print(json.dumps({"outcomes": outcomes}), flush=True)

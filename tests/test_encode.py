@@ -22,10 +22,10 @@ from PIL import Image
 import pipeline.encode.reading as reading
 from pipeline.checkpoint import resolve_model
 from pipeline.cli import COMMANDS, main
-from pipeline.encode import EncodeReport, Locator, Target, encode_pages, target_for
+from pipeline.encode import EncodeReport, Located, Locator, Target, encode_pages, target_for
 from pipeline.errors import Failure, Reason, StoreError, UsageError
 from pipeline.geometry import Placement
-from pipeline.store import Entry, Footer, Store
+from pipeline.store import Entry, Store
 
 
 @pytest.fixture(scope="session")
@@ -75,13 +75,13 @@ def entries(store: Store) -> dict[str, bytes]:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files that are decoded from now on."""
     names: list[str] = []
-    original = reading.decode_pages
+    original = reading.DecodeRequest
 
-    def watched(file: Any, **options: Any) -> Any:
+    def watched(file: Any, *rest: Any) -> Any:
         names.append(file.path.name)
-        return original(file, **options)
+        return original(file, *rest)
 
-    monkeypatch.setattr(reading, "decode_pages", watched)
+    monkeypatch.setattr(reading, "DecodeRequest", watched)
     return names
 
 
@@ -310,19 +310,19 @@ def test_a_cache_that_cannot_be_written_stops_the_run(
 def test_a_file_that_changes_meanwhile_is_a_failure_and_gets_no_manifest(
     target: Target, docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = reading.decode_pages
+    original = reading.DecodeRequest
 
-    def rewriting(file: Any, **options: Any) -> Any:
-        yield from original(file, **options)
+    def rewriting(file: Any, *rest: Any) -> Any:
         os.utime(file.path, (1, 1))
+        return original(file, *rest)
 
-    monkeypatch.setattr(reading, "decode_pages", rewriting)
+    monkeypatch.setattr(reading, "DecodeRequest", rewriting)
     report = encode_pages([docs / "a.png"], target)
     assert [failure.detail for failure in report.failures] == ["the file changed while it was read"]
     assert not list(target.store.root.rglob("*.json"))
 
 
-@pytest.mark.parametrize("option", [{"precision": "int3"}, {"dpi": 0}])
+@pytest.mark.parametrize("option", [{"precision": "int3"}])
 def test_settings_that_cannot_be_meant_are_usage_errors(
     checkpoint: Path, tmp_path: Path, option: dict[str, Any]
 ) -> None:
@@ -334,7 +334,7 @@ def test_settings_that_cannot_be_meant_are_usage_errors(
 
 
 def locator_of(target: Target) -> Locator:
-    return Locator(target.store, target.spec, target.dpi)
+    return Locator(target)
 
 
 def test_a_located_page_is_the_entry_that_encode_wrote(target: Target, docs: Path) -> None:
@@ -342,9 +342,9 @@ def test_a_located_page_is_the_entry_that_encode_wrote(target: Target, docs: Pat
     report = encode_pages([docs], target)
     locator = locator_of(target)
     for page in report.good:
-        footer = locator.locate(page.path, page.page)
-        assert isinstance(footer, Footer)
-        assert (footer.key, footer.rows) == (page.key, page.tokens)
+        found = locator.locate(page.path, page.page)
+        assert isinstance(found, Located) and not found.partial
+        assert (found.footer.key, found.footer.rows) == (page.key, page.tokens)
     target.store.path(report.good[0].key).unlink()
     assert locator.locate(docs / "a.png", 1) is None
 
@@ -369,7 +369,7 @@ def test_what_cannot_be_located_says_why(target: Target, docs: Path) -> None:
 def test_a_page_that_changed_is_not_located(target: Target, docs: Path) -> None:
     encode_pages([docs], target)
     locator = locator_of(target)
-    assert isinstance(locator.locate(docs / "a.png", 1), Footer)
+    assert isinstance(locator.locate(docs / "a.png", 1), Located)
     noise(60, 91, seed=3).save(docs / "a.png")
     assert locator.locate(docs / "a.png", 1) is None
 
@@ -381,7 +381,7 @@ def test_a_damaged_entry_is_quarantined_and_encoded_again(target: Target, docs: 
     assert locator_of(target).locate(docs / "a.png", 1) is None
     assert len(list((target.store.root / "quarantine").glob("*.parquet"))) == 1
     assert counts(encode_pages([docs / "a.png"], target)) == {"encoded": 1}
-    assert isinstance(locator_of(target).locate(docs / "a.png", 1), Footer)
+    assert isinstance(locator_of(target).locate(docs / "a.png", 1), Located)
 
 
 # ---------------------------------------------------------------- the command

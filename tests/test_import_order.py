@@ -11,6 +11,7 @@ ORDER = (
     *(
         "errors",
         "durable",
+        "parent",
         "config",
         "geometry",
         "keys",
@@ -20,7 +21,7 @@ ORDER = (
         "store",
         "checkpoint",
     ),
-    *("families", "encode", "plan", "engines", "report", "run", "emit"),
+    *("families", "encode", "plan", "engines", "report", "run", "emit", "needs"),
     *("parity", "golden", "nightly", "doctor", "plugin", "scale", "cli"),
 )
 PACKAGE = Path(__file__).parents[1] / "pipeline"

@@ -21,7 +21,7 @@ from pipeline.keys import (
     pixel_digest,
 )
 
-RULES = DecodeRules("once", "white", "shift", "first", "pdfium")
+RULES = DecodeRules("once", "white", "shift", "icc", "first", "pdfium", "100")
 SPEC = EncodeSpec(
     family="qwen3_vl",
     processor="Qwen2VLImageProcessor/torchvision",
@@ -78,8 +78,18 @@ def test_the_key_of_an_equal_spec_is_equal_and_has_64_hex_digits() -> None:
 
 
 def test_each_field_of_the_render_spec_changes_the_manifest_name() -> None:
-    specs = [RenderSpec(RULES, 200), *variants(RenderSpec(RULES, 200))]
-    assert len({spec.digest() for spec in specs}) == len(specs) == 1 + len(fields(RULES)) + 1
+    spec = RenderSpec(RULES, 200, SPEC.geometry)
+    specs = [spec, replace(spec, geometry=None), *variants(spec)]
+    geometries = len(fields(PixelBudget)) - 1  # `kind` can't be varied
+    assert len(specs) == 2 + len(fields(RULES)) + 1 + geometries + 1
+    assert len({spec.digest("pdf") for spec in specs}) == len(specs)
+
+
+def test_what_only_a_pdf_depends_on_is_not_in_the_manifest_name_of_an_image() -> None:
+    spec = RenderSpec(RULES, 200, SPEC.geometry)
+    others = [replace(spec, geometry=None), replace(spec, dpi=72)]
+    assert {other.digest("png") for other in others} == {spec.digest("png")}
+    assert replace(spec, allow_truncated=True).digest("png") != spec.digest("png")
 
 
 def test_canonical_json_has_one_spelling() -> None:

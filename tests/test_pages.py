@@ -9,13 +9,15 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFile
 
 from pipeline.errors import Failure, Reason, Stage
-from pipeline.pages import Page, SourceFile, decode_pages, discover
+from pipeline.keys import RenderSpec
+from pipeline.pages import DEFAULT_DPI, RULES, Page, SourceFile, decode_pages, discover
 from pipeline.pages.find import kind_of
 
 
@@ -26,10 +28,11 @@ def scene(width: int = 96, height: int = 64) -> Image.Image:
     return Image.fromarray(np.stack(planes, axis=2).astype(np.uint8))
 
 
-def pages_of(path: Path, **options: object) -> list[Page | Failure]:
+def pages_of(path: Path, dpi: int = DEFAULT_DPI, **render: Any) -> list[Page | Failure]:
     """Everything that discovering and decoding one file gives."""
     found = discover([path])
-    decoded = [page for file in found.files for page in decode_pages(file, **options)]  # type: ignore[arg-type]
+    spec = RenderSpec(RULES, dpi, **render)
+    decoded = [page for file in found.files for page in decode_pages(file, spec)]
     return [*found.failures, *decoded]
 
 

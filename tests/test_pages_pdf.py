@@ -14,12 +14,12 @@ from typing import Any
 import makers_pages as make
 import numpy as np
 import pytest
-from pypdfium2 import PdfPage
+from pypdfium2 import raw
 from test_pages import failure_of, page_of, pages_of, simple_pdf
 
 from pipeline.errors import Failure, Reason
-from pipeline.keys import pixel_digest
-from pipeline.pages import Page, SourceFile, count_pages, decode_pages
+from pipeline.keys import RenderSpec, pixel_digest
+from pipeline.pages import RULES, Page, SourceFile, count_pages, decode_pages
 
 BLACK = b"0 0 0 rg "
 
@@ -120,9 +120,9 @@ def test_a_count_that_is_wrong_gives_no_phantom_pages(tmp_path: Path, count: byt
 def test_absurd_sizes_are_refused_before_anything_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, box: bytes, reason: Reason, number: str
 ) -> None:
-    monkeypatch.setattr("pypdfium2.PdfPage.render", None)
+    monkeypatch.setattr("pypdfium2.raw.FPDF_RenderPageBitmap", None)
     path = make.write(tmp_path / "a.pdf", make.one_page_pdf(b"/MediaBox [%b] " % box))
-    (failure,) = decode_pages(SourceFile(path, "pdf"), max_ratio=200)
+    (failure,) = decode_pages(SourceFile(path, "pdf"))
     assert isinstance(failure, Failure) and failure.reason is reason
     assert number in failure.detail
 
@@ -154,23 +154,23 @@ def test_rendering_in_threads_gives_the_same_pages_each_time(
 ) -> None:
     """PDFium is not thread-safe: two threads in it make good files fail, or end the process."""
     inside, most = 0, 0
-    render = PdfPage.render
+    render = raw.FPDF_RenderPageBitmap
 
-    def watched(page: PdfPage, **options: Any) -> Any:
+    def watched(*arguments: Any) -> Any:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
         time.sleep(0.001)  # lets the other threads in, if they can
         try:
-            return render(page, **options)
+            return render(*arguments)
         finally:
             inside -= 1
 
-    monkeypatch.setattr("pypdfium2.PdfPage.render", watched)
+    monkeypatch.setattr("pypdfium2.raw.FPDF_RenderPageBitmap", watched)
     paths = [simple_pdf(tmp_path / f"{number}.pdf", pages=1 + number % 3) for number in range(8)]
 
     def digests(path: Path) -> list[str]:
-        pages = decode_pages(SourceFile(path, "pdf"), dpi=72)
+        pages = decode_pages(SourceFile(path, "pdf"), RenderSpec(RULES, 72))
         return [pixel_digest(page.rgb) if isinstance(page, Page) else str(page) for page in pages]
 
     expected = [digests(path) for path in paths]

@@ -30,20 +30,28 @@ ADVICE = {
         "the content can't be decoded, or is no page at all",
         "the file is damaged or no page: fetch it again or leave it out",
     ),
-    Reason.TRUNCATED: Advice("the content ends too early", "the file is cut off: fetch it again"),
+    Reason.TRUNCATED: Advice(
+        "the content ends too early", "the file is cut off: fetch it again, or `--allow-truncated`"
+    ),
     Reason.TOO_LARGE: Advice(
         "the page has too many pixels, or the file too many pages",
         "split the page or save it with fewer pixels (PDF: a lower `--dpi`)",
     ),
     Reason.ENCRYPTED: Advice(
         "the document can't be opened without a password or certificate",
-        "remove the document's password first",
+        "give its password with `--password`, or remove it first",
     ),
     Reason.UNSUPPORTED: Advice(
         "the file is no page format, or one that is not decoded here",
         "convert it to PNG, JPEG, TIFF, WebP or PDF",
     ),
     Reason.NO_SUCH_PAGE: Advice("the document has fewer pages", "pages count from 1"),
+    Reason.CRASHED: Advice(
+        "the decoder died of the file", "open it in another program and save it anew"
+    ),
+    Reason.TIMED_OUT: Advice(
+        "the decoder took too long for a page", "open it in another program and save it anew"
+    ),
     Reason.ASPECT_RATIO: Advice(
         "one side is longer than the model's processor takes", "cut the page into parts"
     ),

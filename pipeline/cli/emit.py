@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pipeline.cli import options
+from pipeline.cli.decode_options import decode_options
 from pipeline.cli.encode import failure_line
 from pipeline.errors import ExitCode
 
@@ -51,6 +52,7 @@ class ByteSize(click.ParamType):
 @options.model_options
 @options.cache_option
 @options.pixel_options
+@decode_options
 @options.place_options
 @click.option("--no-encode", is_flag=True, help="Leave out pages that are not in the cache.")
 @options.output_options

@@ -14,8 +14,16 @@ import click
 from pipeline.checkpoint import resolve_model
 from pipeline.cli import options
 from pipeline.cli.advice import HINTS
+from pipeline.cli.decode_options import decode_options, page_ranges_option
 from pipeline.cli.job_options import JobPlan, job_options, job_plan
-from pipeline.encode import EncodeReport, FailureLimit, Outcome, encode_pages, target_for
+from pipeline.encode import (
+    DecodeOptions,
+    EncodeReport,
+    FailureLimit,
+    Outcome,
+    encode_pages,
+    target_for,
+)
 from pipeline.encode.machine import choose_precision, physical_cores
 from pipeline.encode.records import Done
 from pipeline.errors import ExitCode, Failure
@@ -27,6 +35,8 @@ from pipeline.pages import Discovery, count_pages
 @options.model_options
 @options.cache_option
 @options.pixel_options
+@page_ranges_option
+@decode_options
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
@@ -48,7 +58,7 @@ def encode(
     cache: Path,
     min_pixels: int | None,
     max_pixels: int | None,
-    dpi: int,
+    decode: DecodeOptions,
     precision: str,
     threads: int | None,
     max_failures: str | None,
@@ -76,7 +86,12 @@ def encode(
     found = resolve_model(model, revision)
     options.say_warnings(found, quiet)
     target = target_for(
-        found, cache, min_pixels=min_pixels, max_pixels=max_pixels, dpi=dpi, precision=precision
+        found,
+        cache,
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+        decode=decode,
+        precision=precision,
     )
     watch = _silent if quiet else partial(_progress, tower=_tower_line(precision, threads))
     report = encode_pages(inputs.paths, target, watch=watch, threads=threads, limit=limit)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import options
+from pipeline.cli.decode_options import decode_options
 from pipeline.cli.engine_options import engine_options, engine_options_of, require_engine
 from pipeline.cli.job_options import text_of
 from pipeline.errors import ExitCode
@@ -55,6 +56,7 @@ def golden() -> None:
 )  # fmt: skip
 @options.model_options
 @options.pixel_options
+@decode_options
 @engine_options
 @options.output_options
 def record(

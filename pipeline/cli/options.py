@@ -75,7 +75,7 @@ def cache_option(command: Command) -> Command:
 
 
 def pixel_options(command: Command) -> Command:
-    """--min-pixels, --max-pixels, --dpi and --precision: what decides an embedding's bytes."""
+    """--min-pixels, --max-pixels and --precision: what decides an embedding's bytes."""
     decorators = (
         click.option(
             "--min-pixels",
@@ -88,14 +88,6 @@ def pixel_options(command: Command) -> Command:
             type=click.IntRange(min=1),
             metavar="N",
             help="Larger pages are reduced to N pixels.  [default: the model's own]",
-        ),
-        click.option(
-            "--dpi",
-            type=click.IntRange(min=1, max=2400),
-            default=200,
-            show_default=True,
-            metavar="N",
-            help="Resolution at which PDF pages are rendered.",
         ),
         click.option(
             "--precision",

@@ -9,6 +9,8 @@ import click
 
 from pipeline.checkpoint import resolve_model
 from pipeline.cli import options
+from pipeline.cli.decode_options import decode_options, page_ranges_option
+from pipeline.encode import DecodeOptions
 from pipeline.encode.listing import PageLine, list_pages
 from pipeline.errors import ExitCode
 from pipeline.families import family_of
@@ -18,6 +20,8 @@ from pipeline.families import family_of
 @options.input_options
 @options.model_options
 @options.pixel_options
+@page_ranges_option
+@decode_options
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def pages(
     paths: tuple[Path, ...],
@@ -26,7 +30,7 @@ def pages(
     revision: str | None,
     min_pixels: int | None,
     max_pixels: int | None,
-    dpi: int,
+    decode: DecodeOptions,
     precision: str,
     as_json: bool,
 ) -> None:
@@ -47,7 +51,7 @@ def pages(
     spec = family_of(found).encode_spec(
         found, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
     )
-    listed = list_pages(inputs.paths, spec.geometry, dpi=dpi)
+    listed = list_pages(inputs.paths, spec.geometry, decode)
     if as_json:
         click.echo(json.dumps(listed.as_record()))
     else:
@@ -69,5 +73,5 @@ def _row(page: PageLine) -> str:
     return (
         f"{name}: {page.width_px} x {page.height_px} px, at the model "
         f"{page.model_width_px} x {page.model_height_px} px, "
-        f"{options.counted(page.tokens or 0, 'token')}"
+        f"{options.counted(page.tokens or 0, 'token')}{', cut off' if page.partial else ''}"
     )

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pipeline.cli import options
+from pipeline.cli.decode_options import decode_options
 from pipeline.cli.encode import failure_line
 from pipeline.cli.engine_options import (
     engine_options,
@@ -27,6 +28,7 @@ SAMPLES = Path("docs")
 @options.model_options
 @options.cache_option
 @options.pixel_options
+@decode_options
 @click.option(
     "--prompt",
     default="Read the page.",

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.cli import options
+from pipeline.cli.decode_options import decode_options
 from pipeline.cli.encode import failure_line
 from pipeline.cli.engine_options import (
     driver_option,
@@ -29,6 +30,7 @@ _FAILURES_SHOWN = 20
 @options.model_options
 @options.cache_option
 @options.pixel_options
+@decode_options
 @options.place_options
 @click.option("--served-name", metavar="NAME", help="Name of the model in the job and answers.")
 @click.option("--no-encode", is_flag=True, help="Refuse pages that are not in the cache.")

@@ -43,7 +43,7 @@ def _native(line: JobLine, target: Target, name: str) -> BatchLine | Failure:
 
 def page_url(image: ImageReference, target: Target) -> str | Failure:
     """The page as a `data:` url of a PNG, at model size unless the model's processor cuts it."""
-    page = _decoded(image, target.dpi)
+    page = _decoded(image, target)
     if isinstance(page, Failure):
         return page
     height_px, width_px, _ = page.rgb.shape
@@ -57,8 +57,9 @@ def page_url(image: ImageReference, target: Target) -> str | Failure:
     return "data:image/png;base64," + base64.b64encode(buffer.getbuffer()).decode("ascii")
 
 
-def _decoded(image: ImageReference, dpi: int) -> Page | Failure:
+def _decoded(image: ImageReference, target: Target) -> Page | Failure:
     found = discover([image.path])
     if found.failures:
         return found.failures[0]
-    return next(iter(decode_pages(found.files[0], dpi=dpi, only=frozenset({image.page}))))
+    only, passwords = frozenset({image.page}), target.decode.passwords
+    return next(decode_pages(found.files[0], target.render, only=only, passwords=passwords))

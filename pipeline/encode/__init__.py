@@ -8,8 +8,10 @@ from pathlib import Path
 
 from pipeline.encode import reading, stages
 from pipeline.encode.limit import FailureLimit, until_exceeded
-from pipeline.encode.locate import Locator
+from pipeline.encode.locate import Located, Locator
 from pipeline.encode.records import (
+    DEFAULT_DECODE,
+    DecodeOptions,
     Done,
     EncodeReport,
     GoodPage,
@@ -22,10 +24,13 @@ from pipeline.errors import Failure
 from pipeline.pages import Discovery, discover
 
 __all__ = [
+    "DEFAULT_DECODE",
+    "DecodeOptions",
     "Done",
     "EncodeReport",
     "FailureLimit",
     "GoodPage",
+    "Located",
     "Locator",
     "Outcome",
     "Target",

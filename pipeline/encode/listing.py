@@ -7,14 +7,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.encode.records import DEFAULT_DECODE, DecodeOptions
 from pipeline.errors import Failure, Reason
 from pipeline.geometry import AspectRatioError, Geometry
-from pipeline.pages import DEFAULT_DPI, Page, decode_pages, discover
+from pipeline.pages import Page, discover
+from pipeline.pages.decoders import Decoders
+from pipeline.pages.requests import DecodeRequest
 
 
 @dataclass(frozen=True, slots=True)
 class PageLine:
-    """A page as decoded (px) and at the model (px, tokens); or the reason why it is refused."""
+    """A page as decoded (px) and at the model (px, tokens); or the reason why it is refused.
+
+    `partial` if the file is cut off and this is what is left of the page.
+    """
 
     file: str
     page: int | None
@@ -25,6 +31,7 @@ class PageLine:
     tokens: int | None = None
     reason: str | None = None
     detail: str | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +43,28 @@ class PageList:
 
     def as_record(self) -> dict[str, Any]:
         """The list as `pages --json` prints it."""
-        return {"pages": [asdict(page) for page in self.pages], "skipped": self.skipped}
+        return {"pages": [_as_record(page) for page in self.pages], "skipped": self.skipped}
+
+
+def _as_record(page: PageLine) -> dict[str, Any]:
+    record = asdict(page)
+    return record if page.partial else {k: v for k, v in record.items() if k != "partial"}
 
 
 def list_pages(
-    paths: Sequence[Path | str], geometry: Geometry, *, dpi: int = DEFAULT_DPI
+    paths: Sequence[Path | str], geometry: Geometry, options: DecodeOptions = DEFAULT_DECODE
 ) -> PageList:
     """Decode every page below `paths` and size it for a model with this geometry."""
     found = discover(paths)
     lines = [_refused(failure) for failure in found.failures]
-    for file in found.files:
-        lines += _lines(decode_pages(file, dpi=dpi), geometry)
+    render = options.render(geometry)
+    asked = (
+        (None, DecodeRequest(file, render, options.pages, options.passwords))
+        for file in found.files
+    )
+    with Decoders(options.processes, options.limits) as decoders:
+        for _, pages in decoders.ahead(asked):
+            lines += _lines(pages, geometry)
     return PageList(tuple(lines), found.skipped)
 
 
@@ -69,4 +87,6 @@ def _sized(page: Page, geometry: Geometry) -> PageLine:
         reason, detail = Reason.ASPECT_RATIO.value, str(error)
         return PageLine(name, page.page, width_px, height_px, reason=reason, detail=detail)
     size = (placed.width_px, placed.height_px)
-    return PageLine(name, page.page, width_px, height_px, *size, placed.tokens)
+    return PageLine(
+        name, page.page, width_px, height_px, *size, placed.tokens, partial=page.partial
+    )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.encode.records import Document, Only, PageRead, Target
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
 from pipeline.keys import cache_key, file_digest, pixel_digest
-from pipeline.pages import Page, SourceFile, decode_pages
+from pipeline.pages import Page, PageRanges, SourceFile, Wanted
+from pipeline.pages.decoders import Decoders
+from pipeline.pages.requests import DecodeRequest
 from pipeline.store import Manifest, PageRecord
 
 
@@ -33,53 +36,90 @@ def _unreadable(file: SourceFile, detail: str) -> Failure:
     return Failure(str(file.path), None, Stage.READ, Reason.UNREADABLE, detail, retryable=True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A document with what the cache knows of it; of its pages, `missing` must be decoded."""
+
+    document: Document
+    manifest: Manifest | None
+    wanted: Wanted | None
+    missing: frozenset[int]
+
+
 def read_pages(
     documents: Iterable[Document | Failure], target: Target, only: Only | None
 ) -> Iterator[PageRead | Failure]:
     """The wanted pages of each file, in order: known from its manifest, or else decoded.
 
     Of a file with a manifest only the pages without an embedding are decoded; of one without,
-    all are, so that its manifest can be written.
+    all are, so that its manifest can be written (but with ranges of pages, only those).
     """
+    with Decoders(target.decode.processes, target.decode.limits) as decoders:
+        for known, decoded in decoders.ahead(_look_up(documents, target, only)):
+            if isinstance(known, Failure):
+                yield known
+                continue
+            document, wanted = known.document, known.wanted
+            found: list[PageRecord | Failure] = []
+            for page, rgb_page in _pages(known, decoded):
+                found.append(page)
+                if wanted is None or page.page is None or page.page in wanted:
+                    yield _as_read(document.file, page, rgb_page)
+            yield from _never_seen(document.file, found, wanted)
+            if (fault := _changed(document)) is not None:
+                yield fault
+            elif known.manifest is not None or not isinstance(wanted, PageRanges):
+                _keep_manifest(document, found, target)
+
+
+def _look_up(
+    documents: Iterable[Document | Failure], target: Target, only: Only | None
+) -> Iterator[tuple[_Known | Failure, DecodeRequest | None]]:
+    """Each document as the cache knows it, with the pages to decode."""
     for document in documents:
         if isinstance(document, Failure):
-            yield document
+            yield document, None
             continue
-        wanted = None if only is None else only.get(document.file.path)
-        manifest = target.store.manifest(document.digest, target.render.digest())
-        found: list[PageRecord | Failure] = []
-        for page, rgb_page in _pages(document.file, manifest, target, wanted):
-            found.append(page)
-            if wanted is None or page.page is None or page.page in wanted:
-                yield _as_read(document.file, page, rgb_page)
-        yield from _never_seen(document.file, found, wanted)
-        yield from _keep_manifest(document, found, target)
+        file = document.file
+        wanted: Wanted | None = target.decode.pages if only is None else only.get(file.path)
+        manifest = target.store.manifest(document.digest, target.render.digest(file.kind))
+        missing = frozenset[int]()
+        pages: Wanted | None = None if isinstance(wanted, frozenset) else wanted
+        if manifest is not None:
+            pages = missing = _without_embedding(manifest, wanted, target)
+        request = None
+        if manifest is None or missing:
+            request = DecodeRequest(file, target.render, pages, target.decode.passwords)
+        yield _Known(document, manifest, wanted, missing), request
 
 
 def _pages(
-    file: SourceFile, manifest: Manifest | None, target: Target, wanted: frozenset[int] | None
+    known: _Known, decoded: Iterator[Page | Failure]
 ) -> Iterator[tuple[PageRecord | Failure, Page | None]]:
     """Every page of the file as a record, with its pixels where it was decoded."""
-    if manifest is None:
-        for page in decode_pages(file, dpi=target.dpi):
-            yield _recorded(page)
+    if known.manifest is None:
+        yield from map(_recorded, decoded)
         return
-    missing = frozenset(
+    for record in known.manifest.pages:
+        if record.page not in known.missing:
+            yield record, None
+            continue
+        page = next(decoded)
+        yield _recorded(page)
+        if page.page is None:  # the file as a whole can't be opened any more
+            break
+    for _ in decoded:  # nothing is left but the word that this was all
+        pass
+
+
+def _without_embedding(manifest: Manifest, wanted: Wanted | None, target: Target) -> frozenset[int]:
+    return frozenset(
         record.page
         for record in manifest.pages
         if isinstance(record, PageRecord)
         and (wanted is None or record.page in wanted)
         and _needs_pixels(record, target)
     )
-    decoded = decode_pages(file, dpi=target.dpi, only=missing) if missing else iter(())
-    for record in manifest.pages:
-        if record.page not in missing:
-            yield record, None
-            continue
-        page = next(decoded)
-        yield _recorded(page)
-        if page.page is None:  # the file as a whole can't be opened any more
-            return
 
 
 def _needs_pixels(record: PageRecord, target: Target) -> bool:
@@ -96,7 +136,8 @@ def _recorded(page: Page | Failure) -> tuple[PageRecord | Failure, Page | None]:
     if isinstance(page, Failure):
         return page, None
     height_px, width_px, _ = page.rgb.shape
-    return PageRecord(page.page, pixel_digest(page.rgb), height_px, width_px), page
+    record = PageRecord(page.page, pixel_digest(page.rgb), height_px, width_px, page.partial)
+    return record, page
 
 
 def _as_read(
@@ -114,11 +155,11 @@ def named(failure: Failure, path: Path) -> Failure:
 
 
 def _never_seen(
-    file: SourceFile, found: list[PageRecord | Failure], wanted: frozenset[int] | None
+    file: SourceFile, found: list[PageRecord | Failure], wanted: Wanted | None
 ) -> Iterator[Failure]:
-    """A failure for each wanted page beyond the last; none if the whole file failed."""
-    if all(page.page is not None for page in found):
-        for number in sorted((wanted or frozenset()) - {page.page for page in found}):
+    """A failure for each page asked for beyond the last; none if the whole file failed."""
+    if isinstance(wanted, frozenset) and all(page.page is not None for page in found):
+        for number in sorted(wanted - {page.page for page in found}):
             yield no_such_page(file.path, number, len(found))
 
 
@@ -128,20 +169,26 @@ def no_such_page(path: Path, number: int, count: int) -> Failure:
     return Failure(str(path), number, Stage.DECODE, Reason.NO_SUCH_PAGE, detail)
 
 
-def _keep_manifest(
-    document: Document, found: list[PageRecord | Failure], target: Target
-) -> Iterator[Failure]:
-    """Write what the file holds, unless it changed meanwhile or could not be read at all."""
+def _changed(document: Document) -> Failure | None:
+    """The failure of a file that is not what it was when it was digested."""
     try:
-        changed = file_state(document.file.path) != document.state
+        same = file_state(document.file.path) == document.state
     except OSError as error:
-        yield _unreadable(document.file, error.strerror or str(error))
-        return
-    if changed:
-        yield _unreadable(document.file, "the file changed while it was read")
-    elif all(isinstance(page, PageRecord) or page.stage is Stage.DECODE for page in found):
+        return _unreadable(document.file, error.strerror or str(error))
+    return None if same else _unreadable(document.file, "the file changed while it was read")
+
+
+def _keep_manifest(document: Document, found: list[PageRecord | Failure], target: Target) -> None:
+    """Write what the file holds, unless that may be another thing the next time."""
+    if found and not any(isinstance(page, Failure) and _may_change(page) for page in found):
         manifest = Manifest(document.file.paged, tuple(_nameless(page) for page in found))
-        target.store.put_manifest(document.digest, target.render.digest(), manifest)
+        digest = target.render.digest(document.file.kind)
+        target.store.put_manifest(document.digest, digest, manifest)
+
+
+def _may_change(failure: Failure) -> bool:
+    """True for what was the machine's fault, or can be mended by a password."""
+    return failure.retryable or failure.reason is Reason.ENCRYPTED
 
 
 def _nameless(page: PageRecord | Failure) -> PageRecord | Failure:

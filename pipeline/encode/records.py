@@ -14,13 +14,43 @@ from pipeline.checkpoint import Model, tower_fingerprint
 from pipeline.encode.machine import choose_precision
 from pipeline.errors import Failure, UsageError
 from pipeline.families import PRECISIONS, Family, family_of
-from pipeline.geometry import Placement
+from pipeline.geometry import Geometry, Placement
 from pipeline.keys import EncodeSpec, RenderSpec
-from pipeline.pages import DEFAULT_DPI, SourceFile
+from pipeline.pages import DEFAULT_DPI, RULES, PageRanges, SourceFile
+from pipeline.pages.requests import DEFAULT_LIMITS, DecodeLimits
 from pipeline.store import Entry, Store
 
 Pixels = NDArray[np.uint8]
 Only = Mapping[Path, frozenset[int] | None]  # file → its wanted pages, None for all
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """How files are decoded.
+
+    `dpi` of PDF pages, None: at the model's size; `pages` of every document, None: all; `limits`
+    hold for each of the decoding `processes`.
+    """
+
+    dpi: int | None = None
+    pages: PageRanges | None = None
+    passwords: tuple[str, ...] = ()
+    allow_truncated: bool = False
+    processes: int = 2
+    limits: DecodeLimits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        if self.dpi is not None and self.dpi < 1:
+            raise UsageError(f"dpi must be at least 1, got {self.dpi}")
+
+    def render(self, geometry: Geometry) -> RenderSpec:
+        """What pixels depend on, for a model with this geometry."""
+        if self.dpi is None:
+            return RenderSpec(RULES, DEFAULT_DPI, geometry, self.allow_truncated)
+        return RenderSpec(RULES, self.dpi, None, self.allow_truncated)
+
+
+DEFAULT_DECODE = DecodeOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +61,12 @@ class Target:
     family: Family
     spec: EncodeSpec
     store: Store
-    dpi: int = DEFAULT_DPI
+    decode: DecodeOptions = DEFAULT_DECODE
 
     @property
     def render(self) -> RenderSpec:
         """What a file's pixels depend on besides its bytes."""
-        return RenderSpec(self.spec.rules, self.dpi)
+        return self.decode.render(self.spec.geometry)
 
 
 def target_for(
@@ -45,20 +75,18 @@ def target_for(
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
-    dpi: int = DEFAULT_DPI,
+    decode: DecodeOptions = DEFAULT_DECODE,
     precision: str = "auto",
 ) -> Target:
     """The target of a model; raises CheckpointError or UsageError, imports no torch."""
     precision = choose_precision(precision).value
     if precision not in PRECISIONS:
         raise UsageError(f"no precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
-    if dpi < 1:
-        raise UsageError(f"dpi must be at least 1, got {dpi}")
     family = family_of(model)
     spec = family.encode_spec(
         model, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
     )
-    return Target(model, family, spec, Store(cache, tower_fingerprint(model, family)), dpi)
+    return Target(model, family, spec, Store(cache, tower_fingerprint(model, family)), decode)
 
 
 @dataclass(frozen=True, slots=True)

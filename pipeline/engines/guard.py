@@ -9,27 +9,16 @@ stand in the run directory; the next run ends what still lives.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
-import sys
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from pipeline.parent import die_with_parent
+
 LIVENESS_ENV = "PIPELINE_LIVENESS_FD"
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to SIGKILL this process when its parent dies (Linux; elsewhere a no-op)."""
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died between the two calls
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_group_at_end_of(file_descriptor: int) -> None:

@@ -34,7 +34,10 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an engine gets: a body whose image parts are references into the cache."""
+    """What an engine gets: a body whose image parts are references into the cache.
+
+    `partial` if a page in it is what is left of one that is cut off.
+    """
 
     custom_id: str
     url: str
@@ -43,6 +46,7 @@ class Request:
     keys: tuple[str, ...]
     pages: tuple[tuple[str, int], ...]
     embedding_bytes: int
+    partial: bool = False
 
     def as_line(self) -> dict[str, Any]:
         """The request as a batch line, the form that both drivers hand on."""

@@ -5,9 +5,10 @@ A page comes out whole and the right way round, or as a Failure; never partly de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeline.errors import Failure, Reason, Stage
+from pipeline.keys import RenderSpec
 from pipeline.pages.find import discover
 from pipeline.pages.images import count_frames, image_pages
 from pipeline.pages.pdf import count_pdf_pages, pdf_pages
@@ -15,47 +16,53 @@ from pipeline.pages.records import (
     DEFAULT_DPI,
     MAX_PAGE_PIXELS,
     RULES,
+    Decoded,
     Discovery,
     Page,
-    Pixels,
+    PageRanges,
     Refused,
     SourceFile,
+    Wanted,
 )
 
 __all__ = [
     "DEFAULT_DPI",
+    "DEFAULT_RENDER",
     "MAX_PAGE_PIXELS",
     "RULES",
     "Discovery",
     "Page",
+    "PageRanges",
     "SourceFile",
+    "Wanted",
     "count_pages",
     "decode_pages",
     "discover",
 ]
 
+DEFAULT_RENDER = RenderSpec(RULES, DEFAULT_DPI)
+
 
 def decode_pages(
     file: SourceFile,
+    render: RenderSpec = DEFAULT_RENDER,
     *,
-    dpi: int = DEFAULT_DPI,
-    only: frozenset[int] | None = None,
-    max_ratio: float | None = None,
+    only: Wanted | None = None,
+    passwords: Sequence[str] = (),
 ) -> Iterator[Page | Failure]:
-    """The pages of a file in order, one in memory at a time; with `only`, just these numbers.
+    """The pages of a file in order; with `only`, just these numbers.
 
-    A page that can't be decoded is a Failure and the next one follows; a file that can't be
-    opened is a single Failure with page None. Numbers in `only` that the file does not have give
-    `no_such_page` each, at the end. `dpi` is the resolution at which PDF pages are rendered. With
-    `max_ratio`, a page with one side more than that many times the other is refused by its
-    header, not decoded.
+    Decoded in this process, one page in memory at a time; `pipeline.pages.decoders` does it in
+    others. A page that can't be decoded is a Failure and the next one follows; a file that can't
+    be opened is a single Failure with page None. Numbers in a set `only` that the file does not
+    have give `no_such_page` each, at the end. `passwords` are tried on encrypted documents.
     """
     count = 0
     try:
         for number, outcome in (
-            pdf_pages(file, dpi, only, max_ratio)
+            pdf_pages(file, render, only, passwords)
             if file.kind == "pdf"
-            else image_pages(file, only, max_ratio)
+            else image_pages(file, only, render.allow_truncated)
         ):
             count = number
             if outcome is not None:
@@ -63,7 +70,7 @@ def decode_pages(
     except Refused as refused:
         yield refused.as_failure(file, None)
         return
-    for number in sorted(only or ()):
+    for number in sorted(only) if isinstance(only, frozenset) else ():
         if not 1 <= number <= count:
             detail = f"the file has {count} page{'s' if count != 1 else ''}"
             yield Failure(str(file.path), number, Stage.DECODE, Reason.NO_SUCH_PAGE, detail)
@@ -79,7 +86,7 @@ def count_pages(file: SourceFile) -> int:
         return 1
 
 
-def _as_page(file: SourceFile, number: int, outcome: Pixels | Refused) -> Page | Failure:
+def _as_page(file: SourceFile, number: int, outcome: Decoded | Refused) -> Page | Failure:
     if isinstance(outcome, Refused):
         return outcome.as_failure(file, number)
-    return Page(file, number, outcome)
+    return Page(file, number, outcome.rgb, outcome.partial)

@@ -24,7 +24,7 @@ SIGNATURES = {
     "heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
     "pdf": rb".{0,1019}%PDF-",
 }
-_HEAD_BYTES = 1024
+HEAD_BYTES = 1024
 
 # Extensions of page files. They never decide what a file is; but a file that carries one and holds
 # no page is a damaged page, and passing it over in silence would lose it.
@@ -64,7 +64,7 @@ def _classify(path: Path, named: bool) -> SourceFile | Failure | None:
         if not stat.S_ISREG(path.stat().st_mode):
             return _unread(path, Reason.UNREADABLE, "not a regular file") if named else None
         with open(path, "rb") as stream:
-            head = stream.read(_HEAD_BYTES)
+            head = stream.read(HEAD_BYTES)
     except FileNotFoundError:
         return _unread(path, Reason.NOT_FOUND, "no such file")
     except OSError as error:

@@ -16,11 +16,14 @@ from pipeline.errors import Reason, Stage
 from pipeline.pages.colour import rgb_pixels, samples_of
 from pipeline.pages.records import (
     MAX_TIFF_PAGES,
+    Decoded,
     Outcomes,
     Pixels,
     Refused,
     SourceFile,
+    Wanted,
     check_size,
+    lacks_memory,
 )
 from pipeline.pages.structure import announced_size, breaks_off, tiff_directories
 from pipeline.pages.whole import check_rows, check_scans, check_strips
@@ -46,24 +49,25 @@ _OPTIONAL_CODECS = ("webp", "zstd", "lzma")  # of libtiff
 _BEYOND = re.compile("cannot handle|unknown pixel mode|not yet supported", re.I)
 
 
-def image_pages(
-    file: SourceFile, only: frozenset[int] | None, max_ratio: float | None = None
-) -> Outcomes:
+def image_pages(file: SourceFile, only: Wanted | None, allow_truncated: bool = False) -> Outcomes:
     """The images of a file, numbered from 1; raises Refused where the file as a whole fails."""
     with _source(file) as stream:
         if file.kind == "tiff" and (count := _directories(stream)) > MAX_TIFF_PAGES:
             raise Refused(Reason.TOO_LARGE, f"{count:,} pages or more are above {MAX_TIFF_PAGES:,}")
         image = _opened(file, stream)
         if not file.paged:
-            pixels = _decoded(image, file, stream, max_ratio)
-            if isinstance(pixels, Refused) and pixels.reason is not Reason.ASPECT_RATIO:
-                raise pixels
-            yield 1, pixels if only is None or 1 in only else None
+            page = _decoded(image, file, stream, allow_truncated)
+            if isinstance(page, Refused) and page.reason is not Reason.ASPECT_RATIO:
+                raise page
+            yield 1, page if only is None or 1 in only else None
             return
         refused: Refused | None = None
         for number in itertools.count(1):
             wanted = only is None or number in only
-            yield number, (refused or _decoded(image, file, stream, max_ratio)) if wanted else None
+            yield (
+                number,
+                (refused or _decoded(image, file, stream, allow_truncated)) if wanted else None,
+            )
             try:
                 refused = _turn_to(image, number)
             except EOFError:
@@ -171,17 +175,48 @@ def _too_large(file: SourceFile) -> Refused | None:
 
 
 def _decoded(
-    image: Image.Image, file: SourceFile, stream: BinaryIO, max_ratio: float | None
+    image: Image.Image, file: SourceFile, stream: BinaryIO, allow_truncated: bool
+) -> Decoded | Refused:
+    """The page whole; or what is left of it, where it is cut off and that is allowed."""
+    frame = image.tell()
+    whole = _read(image, file, stream, strict=True)
+    if isinstance(whole, Refused) and whole.reason is Reason.TRUNCATED and allow_truncated:
+        part = _left_of(file, frame)
+        return whole if isinstance(part, Refused) else Decoded(part, partial=True)
+    return whole if isinstance(whole, Refused) else Decoded(whole)
+
+
+def _left_of(file: SourceFile, frame: int) -> Pixels | Refused:
+    """What Pillow makes of a cut page; its switch for that holds for the whole process."""
+    from PIL import ImageFile
+
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        with _source(file) as stream:
+            image = _opened(file, stream)
+            image.seek(frame)
+            return _read(image, file, stream, strict=False)
+    except Refused as refused:
+        return refused
+    except (OSError, EOFError) as error:
+        return _refusal(error)
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+def _read(
+    image: Image.Image, file: SourceFile, stream: BinaryIO, *, strict: bool
 ) -> Pixels | Refused:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            check_size(*image.size, max_ratio=max_ratio)
+            check_size(*image.size)
             samples = samples_of(image)
-            if file.kind == "tiff":
+            if file.kind == "tiff" and strict:
                 check_strips(image)
             image.load()
-            if file.kind in ("png", "jpeg"):
+            if file.kind in ("png", "jpeg") and strict:
                 (check_rows if file.kind == "png" else check_scans)(image, stream)
             rgb = rgb_pixels(image, samples)
             # Pillow turns a TIFF upright while loading it, and nothing else
@@ -217,7 +252,7 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, FileNotFoundError):
         return Refused(Reason.NOT_FOUND, "no such file", Stage.READ)
     if isinstance(error, MemoryError):
-        return Refused(Reason.UNREADABLE, "not enough memory to decode it", Stage.READ)
+        return lacks_memory()
     if isinstance(error, OSError) and error.errno is not None:
         return Refused(Reason.UNREADABLE, error.strerror or text, Stage.READ)
     if isinstance(error, Image.DecompressionBombError):

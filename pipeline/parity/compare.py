@@ -127,7 +127,7 @@ def measure(paths: tuple[Path, ...], options: PageOptions, quiet: bool) -> Measu
         entry = target.store.get(good.key)
         if not isinstance(entry, Entry):
             raise StoreError(f"cache entry {good.key[:12]}… is bad: {entry.why}", "run again")
-        reference = tower.encode_original(page_again(good, options).rgb, target.spec)
+        reference = tower.encode_original(page_again(good, target).rgb, target.spec)
         cosine = lowest_cosine(reference, entry.tensor())
         lowest = cosine if lowest is None else min(lowest, cosine)
     return Measured(report, lowest)
@@ -152,8 +152,7 @@ class _Sides:
 
     def native(self) -> dict[str, Answer]:
         """From images, the tower loaded."""
-        options = self.options
-        requests = native_requests(self.asked, self._asking(), options.pages)
+        requests = native_requests(self.asked, self._asking(), self.pages.target)
         engine = replace(self._sized_alike(), driver="llm")
         source = self.pages.engine_source((SERVED_NAME,), native=True)
         return self._ask(source, engine, requests, "native images, tower loaded")

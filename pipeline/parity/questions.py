@@ -11,11 +11,11 @@ from typing import Any
 
 from PIL import Image
 
-from pipeline.encode import GoodPage
+from pipeline.encode import GoodPage, Target
 from pipeline.errors import PipelineError, StoreError
 from pipeline.jobs import SUPPORTED_URLS, JobImage, Request, image_url
 from pipeline.pages import Page, decode_pages, discover
-from pipeline.run.images import OpenPages, PageOptions
+from pipeline.run.images import OpenPages
 
 SERVED_NAME = "parity"
 
@@ -72,15 +72,13 @@ def questions(
     ]
 
 
-def native_requests(
-    asked: Iterable[Question], asking: Asking, options: PageOptions
-) -> Iterator[Request]:
+def native_requests(asked: Iterable[Question], asking: Asking, target: Target) -> Iterator[Request]:
     """Each page as a `data:` url of its decoded pixels, not resized: vLLM's processor does that."""
     for question in asked:
         parts, size_bytes = [], 0
         for page in question.pages:
             buffer = io.BytesIO()
-            Image.fromarray(page_again(page, options).rgb).save(buffer, "PNG", compress_level=1)
+            Image.fromarray(page_again(page, target).rgb).save(buffer, "PNG", compress_level=1)
             size_bytes += len(buffer.getvalue())
             url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
             parts.append({"type": "image_url", "image_url": {"url": url}})
@@ -109,10 +107,11 @@ def _request(question: Question, body: dict[str, Any], size_bytes: int) -> Reque
     return Request(name, SUPPORTED_URLS[0], body, name, keys, places, size_bytes)
 
 
-def page_again(good: GoodPage, options: PageOptions) -> Page:
+def page_again(good: GoodPage, target: Target) -> Page:
     """Decode one page again; it was decoded before, so anything else is a broken program."""
     (file,) = discover([good.path]).files
-    for page in decode_pages(file, dpi=options.dpi, only=frozenset({good.page})):
+    only, passwords = frozenset({good.page}), target.decode.passwords
+    for page in decode_pages(file, target.render, only=only, passwords=passwords):
         if isinstance(page, Page):
             return page
     raise PipelineError(f"`{good.path}` page {good.page} can't be decoded any more")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from pipeline.engines import guard
 from pipeline.errors import PipelineError
+from pipeline.parent import die_with_parent
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def call_apart(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _call(send: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    guard.die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
         outcome = function(*arguments)

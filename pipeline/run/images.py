@@ -10,12 +10,22 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.checkpoint import fetch_weights, model_identity, resolve_model
-from pipeline.encode import EncodeReport, Locator, Outcome, Target, encode_pages, target_for
+from pipeline.encode import (
+    DEFAULT_DECODE,
+    DecodeOptions,
+    EncodeReport,
+    Located,
+    Locator,
+    Outcome,
+    Target,
+    encode_pages,
+    target_for,
+)
 from pipeline.engines.arguments import ModelSource
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.families import Delivery, reference_part
 from pipeline.jobs import ImageReference
-from pipeline.pages import DEFAULT_DPI, Discovery
+from pipeline.pages import Discovery
 from pipeline.run.apart import call_apart
 from pipeline.run.outcome import DamagedEntry
 from pipeline.store import Footer
@@ -30,7 +40,7 @@ class PageOptions:
     revision: str | None = None
     min_pixels: int | None = None
     max_pixels: int | None = None
-    dpi: int = DEFAULT_DPI
+    decode: DecodeOptions = DEFAULT_DECODE
     precision: str = "auto"
 
     def target(self) -> Target:
@@ -40,7 +50,7 @@ class PageOptions:
             self.cache,
             min_pixels=self.min_pixels,
             max_pixels=self.max_pixels,
-            dpi=self.dpi,
+            decode=self.decode,
             precision=self.precision,
         )
 
@@ -96,13 +106,13 @@ def open_pages(options: PageOptions) -> OpenPages:
     Raises CheckpointError if the model can't be used.
     """
     target = options.target()
-    locator = Locator(target.store, target.spec, target.dpi)
+    locator = Locator(target)
     return OpenPages(options, target, locator, model_identity(target.model))
 
 
 def locate_images(
     images: Iterable[ImageReference], pages: OpenPages, encode: bool, quiet: bool
-) -> dict[tuple[Path, int], Footer | Failure]:
+) -> dict[tuple[Path, int], Located | Failure]:
     """The cache entry of each page, or why it has none; encodes what is missing."""
     wanted = [(image.path, image.page) for image in images]
     found = {page: pages.locator.locate(*page) for page in wanted}

@@ -70,7 +70,7 @@ def outcome_of(
                 {"file": file, "page": page, "key": key}
                 for (file, page), key in zip(request.pages, request.keys, strict=True)
             ],
-            "flags": ["truncated"] if truncated else [],
+            "flags": ["truncated"] * truncated + ["partial_page"] * request.partial,
             **({} if revision is None else {"revision": revision}),
         },
     }

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.encode import Located
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.jobs import JobLine, Request, inline_embedding_bytes, with_embeddings
 from pipeline.keys import canonical_json
 from pipeline.run.images import OpenPages
 from pipeline.run.survey import JobSource
-from pipeline.store import Footer
 
-Images = Mapping[tuple[Path, int], Footer | Failure]
+Images = Mapping[tuple[Path, int], Located | Failure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,13 @@ class RequestMaker:
             )
         if (fault := self.inline_faults.get(line.custom_id)) is not None:
             return self._failure(line, fault, Reason.BAD_EMBEDDING)
-        footers: list[Footer] = []
+        located: list[Located] = []
         for image in line.images:
             found = self.images[image.path, image.page]
             if isinstance(found, Failure):
                 return _of_line(found, line)
-            footers.append(found)
+            located.append(found)
+        footers = [found.footer for found in located]
         keys = tuple(footer.key for footer in footers)
         parts = [self.pages.reference_part(footer) for footer in footers]
         return Request(
@@ -60,6 +61,7 @@ class RequestMaker:
             pages=tuple((str(image.path), image.page) for image in line.images),
             embedding_bytes=inline_embedding_bytes(line.body)
             + sum(footer.embedding_bytes for footer in footers),
+            partial=any(found.partial for found in located),
         )
 
     def _identity(self, line: JobLine, keys: tuple[str, ...]) -> str:

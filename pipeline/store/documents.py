@@ -15,12 +15,16 @@ DAMAGE = (ValueError, KeyError, TypeError, AssertionError, RecursionError)  # fr
 
 @dataclass(frozen=True, slots=True)
 class PageRecord:
-    """A decoded page: its number from 1, pixel digest and decoded size."""
+    """A decoded page: its number from 1, pixel digest and decoded size.
+
+    `partial` if the file is cut off and the page is what is left of it.
+    """
 
     page: int
     pixels: str
     height_px: int
     width_px: int
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ def _page_to_record(page: PageRecord | Failure) -> dict[str, Any]:
         "pixels": page.pixels,
         "height_px": page.height_px,
         "width_px": page.width_px,
-    }
+    } | ({"partial": True} if page.partial else {})
 
 
 def _page_of(record: dict[str, Any]) -> PageRecord | Failure:
@@ -80,4 +84,5 @@ def _page_of(record: dict[str, Any]) -> PageRecord | Failure:
     height_px, width_px = int(record["height_px"]), int(record["width_px"])
     if not isinstance(record["pixels"], str) or min(height_px, width_px) < 1:
         raise ValueError(f"page {record['page']} can't be such a page")
-    return PageRecord(int(record["page"]), record["pixels"], height_px, width_px)
+    partial = bool(record.get("partial", False))
+    return PageRecord(int(record["page"]), record["pixels"], height_px, width_px, partial)
