@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _BAND_PIXELS = 1 << 21
+_WHOLE_PIXELS = 1 << 24  # up to here a second copy is cheap
 _PHOTOMETRIC, _BITS, _SAMPLE_FORMAT = 262, 258, 339  # TIFF tags
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
 _RANGES = (1.0, 255.0, 65535.0)
@@ -74,6 +75,9 @@ def rgb_pixels(image: Image.Image, samples: Samples) -> Pixels:
     """A loaded image as uint8 of shape (height, width, 3)."""
     if samples.transparent is not None:
         image.info["transparency"] = samples.transparent
+    small = image.width * image.height <= _WHOLE_PIXELS
+    if small and image.mode == "RGB" and not image.has_transparency_data:
+        return np.array(image)
     try:
         convert = _conversion(image, samples)
         rgb = np.empty((image.height, image.width, 3), np.uint8)
