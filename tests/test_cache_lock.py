@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -92,6 +94,23 @@ def test_a_cache_that_is_a_file_is_an_error_with_a_hint(tmp_path: Path) -> None:
 def test_a_cache_that_can_only_be_read_is_used_all_the_same(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with hold_shared(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_with_a_word_and_never_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    said: list[str] = []
+    with hold_shared(tmp_path, say=said.append):
+        assert is_in_use(tmp_path)
+    assert said == [
+        f"the file system of `{tmp_path}` has no locks: `gc` and `repair` will refuse to work on it"
+    ]
+    with pytest.raises(StoreError, match="can't lock"), hold_alone(tmp_path):
         pass
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -205,6 +207,32 @@ def test_repair_removes_temporary_files_of_the_quarantine(tmp_path: Path) -> Non
     assert list(repair(tmp_path)) == [
         Repaired("quarantine/.x.txt.1.ab.tmp", "a temporary file that was left over", None)
     ]
+
+
+def test_repair_takes_away_what_killed_writers_left(tmp_path: Path) -> None:
+    code = (
+        "import sys, os; sys.path.insert(0, sys.argv[2]); from makers_cache import *\n"
+        "from pipeline.store.hold import hold_shared\n"
+        "root = Path(sys.argv[1]); replace = os.replace\n"
+        "def slowly(*given):\n    import time; time.sleep(0.1); replace(*given)\n"
+        "os.replace = slowly; print('go', flush=True)\n"
+        "with hold_shared(root):\n"
+        "    for seed in range(100_000): put(root, int(sys.argv[3]) + seed)"
+    )
+    for start in (0, 1_000_000, 2_000_000):
+        words = [sys.executable, "-c", code, tmp_path, Path(__file__).parent, str(start)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == b"go\n"
+            before = len(list(tmp_path.rglob("*.parquet")))
+            while len(list(tmp_path.rglob("*.parquet"))) < before + 3:
+                time.sleep(0.01)
+            writer.kill()
+    entries = {path: path.read_bytes() for path in tmp_path.rglob("[!.]*.parquet")}
+    left = list(tmp_path.rglob("*.tmp"))
+    assert set(problems(tmp_path).values()) <= {"a temporary file that was left over"}
+    assert len(list(repair(tmp_path))) == len(left) > 0
+    assert problems(tmp_path) == {} and not list(tmp_path.rglob("*.tmp"))
+    assert entries == {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
 
 
 def test_repair_refuses_while_another_process_uses_the_cache(tmp_path: Path) -> None:

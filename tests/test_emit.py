@@ -21,7 +21,7 @@ from PIL import Image
 from plugin_engine import ENVIRONMENT
 from plugin_pages import page
 
-from pipeline.cli.emit import ByteSize
+from pipeline.cli.amounts import ByteSize
 from pipeline.cli.emit import emit as emit_command
 from pipeline.emit import EmitOptions, EmitReport, emit_job
 from pipeline.encode import encode_pages

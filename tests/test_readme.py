@@ -97,7 +97,7 @@ def test_the_samples_are_answered_alike_both_ways(
     assert "7 of 7 answers identical to the last token" in printed
 
 
-@pytest.mark.parametrize("command", ["encode", "run", "parity", "golden", "model", "emit"])
+@pytest.mark.parametrize("command", ["encode", "run", "parity", "golden", "model", "emit", "cache"])
 def test_help_has_an_example(command: str) -> None:
     words = [str(ROOT / ".venv/bin/pipeline"), command, "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -15,26 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from makers_cache import SPEC, TOWER
 
 from pipeline.errors import Failure, Reason, Stage, StoreError
-from pipeline.geometry import PixelBudget
-from pipeline.keys import DecodeRules, EncodeSpec
 from pipeline.store import BadEntry, Entry, Manifest, PageRecord, Store
 
-TOWER = "7" * 64
-SPEC = EncodeSpec(
-    family="qwen3_vl",
-    processor="P",
-    contract=1,
-    geometry=PixelBudget(16, 2, 1024, 1_048_576),
-    resample="bicubic",
-    rescale_factor=1 / 255,
-    image_mean=(0.5,),
-    image_std=(0.5,),
-    precision="float32",
-    dtype="bfloat16",
-    rules=DecodeRules("o", "a", "d", "f", "p"),
-)
 README = Path(__file__).parents[1] / "cache" / "README.md"
 
 

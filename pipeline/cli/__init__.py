@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "parity": ("pipeline.cli.parity:parity", "Compare cached embeddings with native images."),
     "golden": ("pipeline.cli.golden:golden", "Record answers, check them before an upgrade."),
     "emit": ("pipeline.cli.emit:emit", "Write a job with its embeddings, for another machine."),
+    "cache": ("pipeline.cli.cache:cache", "Look after the embedding cache."),
     "nightly": ("pipeline.cli.nightly:nightly", "Encode and run, as cron calls it."),
 }
 

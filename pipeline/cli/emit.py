@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pipeline.cli import options
+from pipeline.cli.amounts import ByteSize
 from pipeline.cli.decode_options import decode_options
 from pipeline.cli.encode import failure_line
 from pipeline.errors import ExitCode
-
-_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20}
-_UNITS["gib"] = 1 << 30
-
-
-class ByteSize(click.ParamType):
-    """A number of bytes: 180MB, 64MiB, 1000000."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"(\d+) ?([kmg]i?b)?", str(value).strip().lower())
-        size = int(found[1]) * _UNITS[found[2] or ""] if found else 0
-        if size < 1:
-            self.fail(f"{value!r} is no size; examples: 180MB, 64MiB, 1000000", param, ctx)
-        return size
 
 
 @click.command()

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import LockedError
+from pipeline.errors import LockedError, StoreError
 from pipeline.store.files import write_error
 from pipeline.store.layout import LOCK, refuse_newer
 
 _POLL_S = 0.2
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -38,13 +39,25 @@ def hold_shared(
         yield
         return
     try:
-        if not _take(descriptor, fcntl.LOCK_SH):
-            say(f"waiting for {_holders(descriptor)} to end its work on the cache `{root}`")
-            while not _take(descriptor, fcntl.LOCK_SH):
-                time.sleep(_POLL_S)
+        _wait(descriptor, root, say)
         yield
     finally:
         os.close(descriptor)
+
+
+def _wait(descriptor: int, root: Path, say: Callable[[str], object]) -> None:
+    try:
+        if _take(descriptor, fcntl.LOCK_SH):
+            return
+        say(f"waiting for {_holders(descriptor)} to end its work on the cache `{root}`")
+        while not _take(descriptor, fcntl.LOCK_SH):
+            time.sleep(_POLL_S)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        say(
+            f"the file system of `{root}` has no locks: `gc` and `repair` will refuse to work on it"
+        )
 
 
 @contextmanager
@@ -61,7 +74,12 @@ def hold_alone(root: Path) -> Iterator[int]:
     except OSError as error:
         raise write_error(path, error) from error
     try:
-        if not _take(descriptor, fcntl.LOCK_EX):
+        try:
+            alone = _take(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            hint = "without locks, others that use it can't be kept out"
+            raise StoreError(f"can't lock `{path}`: {error.strerror or error}", hint) from error
+        if not alone:
             raise LockedError(
                 f"the cache `{root}` is in use by {_holders(descriptor)}",
                 "wait for the encoders and runs to end; a dead process never holds the lock",
