@@ -26,6 +26,7 @@ from pipeline.parity.questions import (
 from pipeline.run.apart import call_apart
 from pipeline.run.images import OpenPages, PageOptions, open_pages
 from pipeline.store import Entry
+from pipeline.store.hold import hold_shared
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +97,8 @@ def compare(options: ParityOptions) -> ParityReport:
             "there is no page to compare", "`pipeline pages PATH` tells why a page is none"
         )
     asked = questions(good, options.pages_per_request)
-    with tempfile.TemporaryDirectory(prefix="parity-") as directory:
+    cache = hold_shared(options.pages.cache)  # no entry goes before it is answered
+    with cache, tempfile.TemporaryDirectory(prefix="parity-") as directory:
         sides = _Sides(options, pages, asked, Path(directory))
         native = sides.native()
         cached = {driver: sides.cached(driver) for driver in options.drivers}
