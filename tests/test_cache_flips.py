@@ -47,7 +47,7 @@ def test_every_length_is_refused(put: tuple[Path, bytes, Entry]) -> None:
 
 
 def test_a_flip_is_never_another_footer(put: tuple[Path, bytes, Entry]) -> None:
-    """A footer that is read alone has no digest: what a job is planned by must contradict itself."""
+    """A footer read alone has no digest: what a job is planned by must contradict itself."""
     path, whole, made = put
     store = Store(path.parents[3], TOWER)
     try:
