@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
@@ -119,6 +120,7 @@ def test_the_command_stops_and_keeps_what_is_done(docs: Path) -> None:
     assert result.stderr.endswith(
         "stopped early: 2 of 5 pages failed, more than --max-failures 1; the job is not written\n"
     )
+    assert psutil.Process().children() == [], "the decoders end with the call"
     assert not job.exists(), "a job of some pages would pass for one of all"
 
     result = encode(docs, "--max-failures", 3, *words)
