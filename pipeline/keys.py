@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.geometry import Geometry, Grid
 
@@ -107,12 +107,17 @@ def pixel_digest(rgb: NDArray[np.uint8]) -> str:
 
 def file_digest(path: Path) -> str:
     """blake3 (64 hex) of a file's bytes, read in pieces; raises OSError."""
+    with open(path, "rb") as stream:
+        return stream_digest(stream)
+
+
+def stream_digest(stream: BinaryIO) -> str:
+    """blake3 (64 hex) of what can be read from a stream, read in pieces; raises OSError."""
     from blake3 import blake3
 
     digest = blake3()
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    while chunk := stream.read(_CHUNK_BYTES):
+        digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -55,7 +55,7 @@ SPEC = EncodeSpec(
     image_std=(0.5, 0.5, 0.5),
     precision="exact",
     dtype="float32",
-    rules=DecodeRules("exif", "white", "8", "all", "rgb"),
+    rules=DecodeRules("exif", "white", "8", "icc", "all", "rgb", "none"),
 )
 PAGES = {"a": page(1, 256, 192), "b": page(2, 192, 320)}
 SETS = {"a": "a", "b": "b", "a+b": "ab"}  # pages of one request

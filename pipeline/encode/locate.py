@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.encode.reading import file_state, named, no_such_page
+from pipeline.encode.reading import named, no_such_page
 from pipeline.encode.records import Target
 from pipeline.encode.stages import too_narrow
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
-from pipeline.keys import cache_key, file_digest
-from pipeline.pages.find import HEAD_BYTES, kind_of
+from pipeline.keys import cache_key
+from pipeline.pages.records import Refused
+from pipeline.pages.sources import source_digest, source_state
 from pipeline.store import Footer, Manifest, PageRecord
 
 
@@ -45,6 +46,11 @@ class Locator:
         except OSError as error:
             detail = error.strerror or str(error)
             return Failure(str(path), page, Stage.READ, Reason.UNREADABLE, detail, retryable=True)
+        except Refused as refused:
+            retryable = refused.stage is Stage.READ
+            return Failure(
+                str(path), page, refused.stage, refused.reason, refused.detail, retryable=retryable
+            )
         manifest = self._store.manifest(*name)
         if manifest is None:
             return None
@@ -53,12 +59,11 @@ class Locator:
 
     def _name(self, path: Path) -> tuple[str, str]:
         """What the manifest of a file is found by."""
-        state = file_state(path)
+        state = source_state(path)
         known = self._names.get(path)
         if known is None or known[0] != state:
-            with open(path, "rb") as stream:
-                kind = kind_of(stream.read(HEAD_BYTES)) or ""
-            known = self._names[path] = (state, (file_digest(path), self._render.digest(kind)))
+            digest, kind = source_digest(path)
+            known = self._names[path] = (state, (digest, self._render.digest(kind)))
         return known[1]
 
     def _entry(self, record: PageRecord, path: Path) -> Located | Failure | None:

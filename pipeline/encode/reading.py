@@ -9,27 +9,26 @@ from pathlib import Path
 from pipeline.encode.records import Document, Only, PageRead, Target
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
-from pipeline.keys import cache_key, file_digest, pixel_digest
+from pipeline.keys import cache_key, pixel_digest
 from pipeline.pages import Page, PageRanges, SourceFile, Wanted
 from pipeline.pages.decoders import Decoders
+from pipeline.pages.records import Refused
 from pipeline.pages.requests import DecodeRequest
+from pipeline.pages.sources import source_digest, source_state
 from pipeline.store import Manifest, PageRecord
-
-
-def file_state(path: Path) -> tuple[int, int]:
-    """(size, mtime in ns): a file in another state holds other bytes; raises OSError."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
 
 
 def digest_files(files: Iterable[SourceFile]) -> Iterator[Document | Failure]:
     """Each file with the digest of its bytes."""
     for file in files:
         try:
-            state = file_state(file.path)
-            yield Document(file, file_digest(file.path), state)
+            state = source_state(file.path)
+            digest, _ = source_digest(file.path)
+            yield Document(file, digest, state)
         except OSError as error:
             yield _unreadable(file, error.strerror or str(error))
+        except Refused as refused:
+            yield refused.as_failure(file, None)
 
 
 def _unreadable(file: SourceFile, detail: str) -> Failure:
@@ -172,7 +171,7 @@ def no_such_page(path: Path, number: int, count: int) -> Failure:
 def _changed(document: Document) -> Failure | None:
     """The failure of a file that is not what it was when it was digested."""
     try:
-        same = file_state(document.file.path) == document.state
+        same = source_state(document.file.path) == document.state
     except OSError as error:
         return _unreadable(document.file, error.strerror or str(error))
     return None if same else _unreadable(document.file, "the file changed while it was read")

@@ -18,6 +18,7 @@ from blake3 import blake3
 from pipeline.errors import Failure, JobError, Reason, Stage
 from pipeline.jobs.records import SUPPORTED_URLS, ImageReference, JobLine
 from pipeline.keys import canonical_json
+from pipeline.pages.archives import archive_of
 
 MAX_DEPTH = 100  # far below the depth at which a reader further on runs out of stack
 
@@ -200,7 +201,7 @@ def _inside(path: Path, allowed: list[Path], url: str) -> Path:
         raise _Bad(
             Reason.OUTSIDE_ROOT, f"{url} lies outside {places}; allow it with --root", Stage.READ
         )
-    if not os.path.isfile(resolved):  # unlike `Path.is_file`, False for any name
+    if not os.path.isfile(resolved) and archive_of(resolved) is None:  # False for any name
         raise _Bad(Reason.NOT_FOUND, f"{url}: no such file `{resolved}`", Stage.READ)
     return resolved
 

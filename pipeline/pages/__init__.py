@@ -24,6 +24,7 @@ from pipeline.pages.records import (
     SourceFile,
     Wanted,
 )
+from pipeline.pages.sources import at_hand
 
 __all__ = [
     "DEFAULT_DPI",
@@ -59,14 +60,15 @@ def decode_pages(
     """
     count = 0
     try:
-        for number, outcome in (
-            pdf_pages(file, render, only, passwords)
-            if file.kind == "pdf"
-            else image_pages(file, only, render.allow_truncated)
-        ):
-            count = number
-            if outcome is not None:
-                yield _as_page(file, number, outcome)
+        with at_hand(file) as found:
+            for number, outcome in (
+                pdf_pages(found, render, only, passwords)
+                if file.kind == "pdf"
+                else image_pages(found, only, render.allow_truncated)
+            ):
+                count = number
+                if outcome is not None:
+                    yield _as_page(file, number, outcome)
     except Refused as refused:
         yield refused.as_failure(file, None)
         return
@@ -81,7 +83,8 @@ def count_pages(file: SourceFile) -> int:
     if not file.paged:
         return 1
     try:
-        return count_pdf_pages(file) if file.kind == "pdf" else count_frames(file)
+        with at_hand(file) as found:
+            return count_pdf_pages(found) if file.kind == "pdf" else count_frames(found)
     except Refused:
         return 1
 

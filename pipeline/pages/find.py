@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.errors import Failure, Reason, Stage
-from pipeline.pages.records import Discovery, SourceFile
+from pipeline.pages.archives import (
+    archive_kind,
+    archive_of,
+    is_named_as_archive,
+    open_archive,
+    open_member,
+)
+from pipeline.pages.records import Discovery, Refused, SourceFile
 
 SIGNATURES = {
     "png": rb"\x89PNG\r\n\x1a\n",
@@ -39,7 +46,8 @@ def discover(paths: Sequence[Path | str]) -> Discovery:
 
     Paths keep their order, a directory's files come in natural order (page2 before page10), each
     file once. Hidden files and directories are passed over. A named file that is missing or holds
-    no page is a failure; inside a directory it is counted as skipped.
+    no page is a failure; inside a directory or an archive it is counted as skipped. An archive
+    is looked into if it is named, and in a directory by its extension.
     """
     files: dict[str, SourceFile] = {}
     failures: list[Failure] = []
@@ -47,28 +55,69 @@ def discover(paths: Sequence[Path | str]) -> Discovery:
     for path in map(Path, paths):
         named = not os.path.isdir(path)  # unlike `Path.is_dir`, False for any name
         for found in [path] if named else _walk(path):
-            place = os.path.abspath(found)
-            outcome = files.get(place) or _classify(found, named)
-            if isinstance(outcome, SourceFile):
-                files.setdefault(place, outcome)
-            elif isinstance(outcome, Failure):
-                failures.append(outcome)
-            else:
-                skipped += 1
+            for outcome in _look_into(found, named):
+                if isinstance(outcome, SourceFile):
+                    files.setdefault(os.path.abspath(outcome.path), outcome)
+                elif isinstance(outcome, Failure):
+                    failures.append(outcome)
+                else:
+                    skipped += 1
     return Discovery(tuple(files.values()), skipped, tuple(failures))
 
 
-def _classify(path: Path, named: bool) -> SourceFile | Failure | None:
-    """The file with its kind; None for a file without pages that nobody named."""
+def _look_into(path: Path, named: bool) -> Iterator[SourceFile | Failure | None]:
+    """What a file is; or what the members of an archive are."""
+    head = _head(path, named)
+    if not isinstance(head, bytes):
+        yield head
+        return
+    found = _classify(path, head, named)
+    looked_into = named or is_named_as_archive(path)
+    if isinstance(found, SourceFile) or archive_kind(head) is None or not looked_into:
+        yield found
+        return
+    try:
+        for name in open_archive(path).names():
+            member = path / name
+            try:
+                with open_member(path, name) as stream:
+                    yield _classify(member, stream.read(HEAD_BYTES), named=False)
+            except (Refused, OSError) as error:
+                yield _refused(member, error)
+    except (Refused, OSError) as error:
+        yield _refused(path, error)
+
+
+def _head(path: Path, named: bool) -> bytes | Failure | None:
+    """A file's first bytes; None for what is no file and was not named."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return _unread(path, Reason.UNREADABLE, "not a regular file") if named else None
         with open(path, "rb") as stream:
-            head = stream.read(HEAD_BYTES)
+            return stream.read(HEAD_BYTES)
     except FileNotFoundError:
         return _unread(path, Reason.NOT_FOUND, "no such file")
+    except NotADirectoryError as error:
+        if (inside := archive_of(path)) is None:
+            return _unread(path, Reason.UNREADABLE, error.strerror or str(error))
     except OSError as error:
         return _unread(path, Reason.UNREADABLE, error.strerror or str(error))
+    try:
+        with open_member(*inside) as stream:
+            return stream.read(HEAD_BYTES)
+    except (Refused, OSError) as error:
+        return _refused(path, error)
+
+
+def _refused(path: Path, error: Refused | OSError) -> Failure:
+    if isinstance(error, OSError):
+        return _unread(path, Reason.UNREADABLE, error.strerror or str(error))
+    retryable = error.stage is Stage.READ
+    return Failure(str(path), None, error.stage, error.reason, error.detail, retryable=retryable)
+
+
+def _classify(path: Path, head: bytes, named: bool) -> SourceFile | Failure | None:
+    """The file with its kind; None for a file without pages that nobody named."""
     if (kind := kind_of(head)) is not None:
         return SourceFile(path, kind)
     suffix = path.suffix.lower()
