@@ -271,14 +271,14 @@ def test_listed_pages_are_named_in_the_job_as_they_were_listed(
 def test_a_file_that_does_not_stay_while_it_is_read_costs_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], detail: str
 ) -> None:
-    def changing(path: Path) -> str:
-        digest = original(path)
+    def changing(path: Path) -> tuple[str, str]:
+        found = original(path)
         if path.name == "a.png":
             change(path)
-        return digest
+        return found
 
-    original = reading.file_digest
-    monkeypatch.setattr(reading, "file_digest", changing)
+    original = reading.source_digest
+    monkeypatch.setattr(reading, "source_digest", changing)
     monkeypatch.chdir(tmp_path)
     page(Path("docs/a.png"), 1)
     page(Path("docs/b.png"), 2)
@@ -297,12 +297,12 @@ def test_a_file_that_does_not_stay_while_it_is_read_costs_itself(
 def test_a_file_that_vanishes_before_its_turn_costs_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanishing(path: Path) -> str:
+    def vanishing(path: Path) -> tuple[str, str]:
         path.with_name("b.png").unlink(missing_ok=True)
         return original(path)
 
-    original = reading.file_digest
-    monkeypatch.setattr(reading, "file_digest", vanishing)
+    original = reading.source_digest
+    monkeypatch.setattr(reading, "source_digest", vanishing)
     for level, name in enumerate(("a.png", "b.png", "c.png")):
         page(tmp_path / "docs" / name, level)
     result = run("encode", tmp_path / "docs", "--cache", tmp_path / "cache", "--json")
