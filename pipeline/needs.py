@@ -14,11 +14,12 @@ from typing import Any
 from pipeline.encode import Located, Target
 from pipeline.errors import Failure, PipelineError, Stage, UsageError
 from pipeline.geometry import AspectRatioError
-from pipeline.keys import cache_key, canonical_json, file_digest, pixel_digest
+from pipeline.keys import cache_key, canonical_json, pixel_digest
 from pipeline.pages import Page, SourceFile, discover
 from pipeline.pages.decoders import Decoders
-from pipeline.pages.find import HEAD_BYTES, kind_of
+from pipeline.pages.records import Refused
 from pipeline.pages.requests import DecodeRequest
+from pipeline.pages.sources import source_digest
 from pipeline.run.images import OpenPages
 from pipeline.run.survey import JobSource, survey_job
 from pipeline.store import BadEntry, Manifest, PageRecord
@@ -90,11 +91,10 @@ def keys_to_keep(needs: Needs) -> frozenset[str]:
 def _manifest_of(path: Path, target: Target) -> Iterable[str]:
     """The manifest of a file as a path from the version directory, if it is there."""
     try:
-        with open(path, "rb") as stream:
-            kind = kind_of(stream.read(HEAD_BYTES)) or ""
-        found = target.store.manifest_path(file_digest(path), target.render.digest(kind))
-    except OSError:
+        digest, kind = source_digest(path)
+    except (OSError, Refused):
         return
+    found = target.store.manifest_path(digest, target.render.digest(kind))
     if found.is_file():
         yield found.relative_to(version_directory(target.store.root)).as_posix()
 
@@ -147,7 +147,7 @@ def whereabouts(path: Path, page: int, target: Target) -> Whereabouts | Failure:
         return found.failures[0]
     if len(found.files) != 1 or found.files[0].path != path:
         raise UsageError(f"`{path}` is no page file", "name one file, as `docs/a.pdf#page=3`")
-    file, digest = found.files[0], file_digest(path)
+    file, (digest, _) = found.files[0], source_digest(path)
     manifest_path = target.store.manifest_path(digest, target.render.digest(file.kind))
     manifest = target.store.manifest(digest, target.render.digest(file.kind))
     record = _record(manifest, file, page, target)

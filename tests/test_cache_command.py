@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -358,6 +359,18 @@ def test_path_of_what_is_no_page(place: Path) -> None:
         result = cache_command("path", place / name, *model_of(place), code=3)
         assert result.stderr.endswith("\n") and "failed: " in result.stderr
     assert "no page file" in cache_command("path", place / "docs", *model_of(place), code=2).stderr
+
+
+def test_path_of_a_page_in_an_archive_is_that_of_the_file(place: Path) -> None:
+    page = place / "docs" / "a.png"
+    with zipfile.ZipFile(place / "scans.zip", "w") as archive:
+        archive.write(page, "2024/a.png")
+    inside = record("path", place / "scans.zip" / "2024" / "a.png", *model_of(place))
+    outside = record("path", page, *model_of(place))
+    assert inside["file"] != outside["file"]
+    assert {**inside, "file": ""} == {**outside, "file": ""}
+    result = cache_command("path", place / "scans.zip", *model_of(place), code=2)
+    assert "no page file" in result.stderr
 
 
 def test_a_file_whose_name_looks_like_a_page_is_a_file(place: Path) -> None:
