@@ -169,7 +169,7 @@ def _record(
     decode = target.decode
     asked = DecodeRequest(file, target.render, frozenset({page}), decode.passwords)
     with Decoders(1, decode.limits) as decoders:
-        outcome = next(outcome for _, pages in decoders.ahead([(None, asked)]) for outcome in pages)
+        outcome = decoders.page(asked)
     if not isinstance(outcome, Page):
         return outcome
     height_px, width_px, _ = outcome.rgb.shape

@@ -31,7 +31,8 @@ from pipeline.pages import (
     decode_pages,
     discover,
 )
-from pipeline.pages.decoders import PAGES_AHEAD, Decoders
+from pipeline.pages.decoders import Decoders
+from pipeline.pages.process import PAGES_AHEAD
 from pipeline.pages.records import behind
 from pipeline.pages.requests import DecodeLimits, DecodeRequest
 
@@ -188,6 +189,19 @@ def test_pages_behind_a_number() -> None:
     assert behind(None, 3) == PageRanges(((4, None),))
     left = behind(PageRanges(((1, 4), (9, None))), 3)
     assert [n for n in range(1, 12) if n in left] == [4, 9, 10, 11]
+
+
+def test_pages_are_counted_apart(tmp_path: Path) -> None:
+    scene().save(tmp_path / "a.png")
+    tiff(tmp_path / "b.tif", 5)
+    simple_pdf(tmp_path / "c.pdf", pages=3)
+    (tmp_path / "d.pdf").write_bytes(b"%PDF-1.4 and no more")
+    with Decoders(1) as decoders:
+        assert decoders.count(discover([tmp_path]).files) == 1 + 5 + 3 + 1
+        asked = DecodeRequest(
+            SourceFile(tmp_path / "b.tif", "tiff"), DEFAULT_RENDER, frozenset({4})
+        )
+        assert told([decoders.page(asked)]) == [(4, "page")]
 
 
 # ---------------------------------------------------------------- faults

@@ -27,7 +27,8 @@ from pipeline.encode import (
 from pipeline.encode.machine import choose_precision, physical_cores
 from pipeline.encode.records import Done
 from pipeline.errors import ExitCode, Failure
-from pipeline.pages import Discovery, count_pages
+from pipeline.pages import Discovery
+from pipeline.pages.decoders import Decoders
 
 
 @click.command()
@@ -155,7 +156,8 @@ def _bar(found: Discovery, done: int) -> Any:
     """A bar over all pages that the files announce, on stderr, shown on a terminal only."""
     from tqdm import tqdm
 
-    total = sum(map(count_pages, found.files))
+    with Decoders(1) as decoders:
+        total = decoders.count(found.files)
     return tqdm(total=total, initial=done, unit=" pages", disable=None, dynamic_ncols=True)
 
 

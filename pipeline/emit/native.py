@@ -15,7 +15,9 @@ from pipeline.encode import Target
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
 from pipeline.jobs import ImageReference, JobLine, with_embeddings
-from pipeline.pages import Page, decode_pages, discover
+from pipeline.pages import Page, discover
+from pipeline.pages.decoders import Decoders
+from pipeline.pages.requests import DecodeRequest
 from pipeline.run.line import served_names
 from pipeline.run.survey import JobSource, Survey
 
@@ -26,14 +28,18 @@ def native_lines(
     """Each request with its pages as PNG at model size, for a server that has the tower."""
     target = options.pages.target()
     names = served_names(None, (target.model.name,), survey)
-    for line in source.lines():
-        yield line if isinstance(line, Failure) else _native(line, target, names[0])
+    with Decoders(1, target.decode.limits) as decoders:
+        for line in source.lines():
+            if isinstance(line, Failure):
+                yield line
+            else:
+                yield _native(line, target, names[0], decoders)
 
 
-def _native(line: JobLine, target: Target, name: str) -> BatchLine | Failure:
+def _native(line: JobLine, target: Target, name: str, decoders: Decoders) -> BatchLine | Failure:
     parts: list[dict[str, Any]] = []
     for image in line.images:
-        url = page_url(image, target)
+        url = page_url(image, target, decoders)
         if isinstance(url, Failure):
             return replace(url, custom_id=line.custom_id)
         parts.append({"type": "image_url", "image_url": {"url": url}})
@@ -41,9 +47,9 @@ def _native(line: JobLine, target: Target, name: str) -> BatchLine | Failure:
     return batch_line(line.custom_id, line.url, with_embeddings(line, parts, model))
 
 
-def page_url(image: ImageReference, target: Target) -> str | Failure:
+def page_url(image: ImageReference, target: Target, decoders: Decoders) -> str | Failure:
     """The page as a `data:` url of a PNG, at model size unless the model's processor cuts it."""
-    page = _decoded(image, target)
+    page = _decoded(image, target, decoders)
     if isinstance(page, Failure):
         return page
     height_px, width_px, _ = page.rgb.shape
@@ -57,9 +63,10 @@ def page_url(image: ImageReference, target: Target) -> str | Failure:
     return "data:image/png;base64," + base64.b64encode(buffer.getbuffer()).decode("ascii")
 
 
-def _decoded(image: ImageReference, target: Target) -> Page | Failure:
+def _decoded(image: ImageReference, target: Target, decoders: Decoders) -> Page | Failure:
     found = discover([image.path])
     if found.failures:
         return found.failures[0]
+    (file,) = found.files
     only, passwords = frozenset({image.page}), target.decode.passwords
-    return next(decode_pages(found.files[0], target.render, only=only, passwords=passwords))
+    return decoders.page(DecodeRequest(file, target.render, only, passwords))

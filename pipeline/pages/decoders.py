@@ -5,42 +5,20 @@ They work ahead: while one page is encoded, the next ones are decoded.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import pickle
-import select
-import signal
-import subprocess
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-import numpy as np
-
-from pipeline.errors import Failure, Reason, Stage
-from pipeline.pages.records import MAX_PAGE_PIXELS, Page, Pixels, behind
+from pipeline.errors import Failure, Stage
+from pipeline.pages.process import DecodingProcess, LostError
+from pipeline.pages.records import Page, SourceFile, behind
 from pipeline.pages.requests import DEFAULT_LIMITS, DecodeLimits, DecodeRequest
 
 Item = TypeVar("Item")
 
-PAGES_AHEAD = 2  # of each process, decoded and not yet taken
 _ITEMS_AHEAD = 16
-_START_S = 120.0
 _MAX_DEATHS = 3  # of the process, within one document
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-
-
-class _LostError(Exception):
-    """The process is gone, or was ended since it took too long."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
 
 
 class Decoders:
@@ -48,8 +26,8 @@ class Decoders:
 
     def __init__(self, processes: int = 1, limits: DecodeLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
-        self._free: list[_Process | None] = [None] * processes  # None: not started yet
-        self._all: list[_Process] = []
+        self._free: list[DecodingProcess | None] = [None] * processes  # None: not started yet
+        self._all: list[DecodingProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -89,11 +67,29 @@ class Decoders:
                 if stream is not None:
                     self._free.append(stream.close())
 
+    def page(self, request: DecodeRequest) -> Page | Failure:
+        """The one page that is asked for."""
+        ((_, pages),) = [(item, list(found)) for item, found in self.ahead([(None, request)])]
+        return pages[0]
+
+    def count(self, files: Iterable[SourceFile]) -> int:
+        """How many pages files announce, none decoded; 1 for each where it can't be told."""
+        total = 0
+        for file in files:
+            if not file.paged:
+                total += 1
+                continue
+            process = self._free.pop() or self._start()
+            counted = process.count(file, self._limits.page_s)
+            self._free.append(None if counted is None else process)
+            total += counted or 1
+        return total
+
     def _begin(self, request: DecodeRequest) -> _Stream:
         return _Stream(self._free.pop() or self._start(), request, self._limits, self._start)
 
-    def _start(self) -> _Process:
-        process = _Process(self._limits)
+    def _start(self) -> DecodingProcess:
+        process = DecodingProcess(self._limits)
         self._all = [each for each in self._all if not each.ended] + [process]
         return process
 
@@ -103,10 +99,10 @@ class _Stream:
 
     def __init__(
         self,
-        process: _Process,
+        process: DecodingProcess,
         request: DecodeRequest,
         limits: DecodeLimits,
-        start: Callable[[], _Process],
+        start: Callable[[], DecodingProcess],
     ) -> None:
         self._process = process
         self._request = request
@@ -125,7 +121,7 @@ class _Stream:
                     yield page
                 self._whole = True
                 return
-            except _LostError as lost:
+            except LostError as lost:
                 deaths += 1
                 self._process.end()
                 self._process = self._start()
@@ -142,7 +138,7 @@ class _Stream:
                 self._request = replace(self._request, only=behind(self._request.only, broken))
                 self._process.ask(self._request)
 
-    def close(self) -> _Process | None:
+    def close(self) -> DecodingProcess | None:
         """The process for the next request; None if it still works on this one."""
         if self._whole:
             return self._process
@@ -156,128 +152,14 @@ class _Stream:
             return min(rest, default=None)
         return last + 1 if last else None
 
-    def _given_up(self, lost: _LostError, broken: int) -> Iterator[Failure]:
+    def _given_up(self, lost: LostError, broken: int) -> Iterator[Failure]:
         """The wanted pages behind the last that is tried."""
         rest = behind(self._request.only, broken)
         numbers = sorted(rest) if isinstance(rest, frozenset) else [broken + 1]
         detail = f"given up with the pages that follow, after {_MAX_DEATHS} losses: {lost.detail}"
         for number in numbers:
-            yield self._failure(_LostError(lost.reason, detail), number)
+            yield self._failure(LostError(lost.reason, detail), number)
 
-    def _failure(self, lost: _LostError, page: int | None) -> Failure:
+    def _failure(self, lost: LostError, page: int | None) -> Failure:
         name = str(self._request.file.path)
         return Failure(name, page, Stage.DECODE, lost.reason, lost.detail, retryable=True)
-
-
-class _Process:
-    """One process, see `pipeline.pages.worker`."""
-
-    def __init__(self, limits: DecodeLimits) -> None:
-        self._places = [os.memfd_create("page", os.MFD_CLOEXEC) for _ in range(PAGES_AHEAD)]
-        numbers = map(str, self._places)
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.pages.worker", str(limits.memory_bytes), *numbers],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            pass_fds=self._places,
-            env=os.environ | _ONE_THREAD,
-        )
-        self._heard = b""
-        self._started = False
-        self.ended = False
-
-    def ask(self, request: DecodeRequest) -> None:
-        """Send a request; `answers` must be taken before the next."""
-        self._send(b"R" + pickle.dumps(request))
-
-    def answers(self, request: DecodeRequest, page_s: float) -> Iterator[Page | Failure]:
-        """What comes back for a request; raises _LostError."""
-        if not self._started:
-            self._line(_START_S)
-            self._started = True
-        while True:
-            try:
-                record = json.loads(self._line(page_s))
-                if "end" in record:
-                    return
-                if "failure" in record:
-                    answer: Page | Failure = _failure_of(record["failure"])
-                else:
-                    rgb = self._take(record)
-                    answer = Page(request.file, int(record["page"]), rgb, bool(record["partial"]))
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise _LostError(Reason.CRASHED, "the decoder went astray") from error
-            yield answer
-
-    def _take(self, record: dict[str, Any]) -> Pixels:
-        """Copy a page's pixels, and let the process use their place again."""
-        height_px, width_px = int(record["height_px"]), int(record["width_px"])
-        if not 0 < height_px * width_px <= MAX_PAGE_PIXELS or min(height_px, width_px) < 1:
-            raise ValueError(f"{width_px} x {height_px} px")
-        rgb = np.empty((height_px, width_px, 3), np.uint8)
-        place, rest, at = self._places[record["place"]], rgb.data.cast("B"), 0
-        while rest:
-            count = os.preadv(place, [rest], at)
-            if not count:
-                raise ValueError("the pixels end early")
-            at, rest = at + count, rest[count:]
-        os.ftruncate(place, 0)
-        self._send(b".")
-        return rgb
-
-    def _send(self, data: bytes) -> None:
-        pipe = self._child.stdin
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # the next line that is waited for tells
-            rest = memoryview(data)
-            while rest:
-                rest = rest[pipe.write(rest) or 0 :]
-
-    def _line(self, limit_s: float) -> bytes:
-        pipe = self._child.stdout
-        assert pipe is not None
-        until = time.monotonic() + limit_s
-        while b"\n" not in self._heard:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                raise _LostError(Reason.TIMED_OUT, f"decoding a page took more than {limit_s:g} s")
-            heard = os.read(pipe.fileno(), 1 << 16)
-            if not heard:
-                raise _LostError(Reason.CRASHED, self._epitaph())
-            self._heard += heard
-        line, self._heard = self._heard.split(b"\n", 1)
-        return line
-
-    def _epitaph(self) -> str:
-        status = self._child.wait()
-        if status < 0:
-            return f"the decoder was ended by {signal.Signals(-status).name}"
-        return f"the decoder ended with status {status}"
-
-    def end(self) -> None:
-        """Kill the process, whatever it does; may be called again."""
-        if self.ended:
-            return
-        self.ended = True
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                pipe.close()
-        for place in self._places:
-            os.close(place)
-
-
-def _failure_of(record: dict[str, Any]) -> Failure:
-    page = None if record["page"] is None else int(record["page"])
-    stage, reason = Stage(record["stage"]), Reason(record["reason"])
-    return Failure(
-        str(record["file"]),
-        page,
-        stage,
-        reason,
-        str(record["detail"]),
-        retryable=bool(record["retryable"]),
-    )

@@ -1,9 +1,10 @@
 """A decoding process: requests come on stdin, pages leave through memory that both sides see.
 
-stdin: `R` and a pickled `DecodeRequest`, or `.` for each page that was taken over. stdout: a JSON
-line at the start, then one per page, failure and end of a request; JSON, since a hostile file may
-have taken this process over. A page's pixels are written to the next of the file descriptors
-given, which are used in turn; when all hold pages that were not taken yet, the process waits.
+stdin: `R` and a pickled `DecodeRequest`, `C` and a pickled `SourceFile` to count its pages, or `.`
+for each page that was taken over. stdout: a JSON line at the start, then one per count, page,
+failure and end of a request; JSON, since a hostile file may have taken this process over. A page's
+pixels are written to the next of the file descriptors given, which are used in turn; when all hold
+pages that were not taken yet, the process waits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pipeline.errors import Failure
-from pipeline.pages import Page, decode_pages
-from pipeline.pages.records import Pixels
+from pipeline.pages import Page, count_pages, decode_pages
+from pipeline.pages.records import Pixels, SourceFile
 from pipeline.pages.requests import DecodeRequest
 from pipeline.parent import die_with_parent
 
@@ -34,13 +35,13 @@ class _Places:
         self._free = len(descriptors)
         self._next = 0
 
-    def request(self) -> DecodeRequest | None:
-        """The next request, None at the end of all."""
+    def request(self) -> DecodeRequest | SourceFile | None:
+        """The next request, or file to count; None at the end of all."""
         while (word := self._commands.read(1)) == b".":
             self._free += 1
         if not word:
             return None
-        request: DecodeRequest = pickle.load(self._commands)  # it comes from our parent
+        request: DecodeRequest | SourceFile = pickle.load(self._commands)  # our parent's
         return request
 
     def put(self, pixels: Pixels) -> int:
@@ -78,7 +79,10 @@ def main(memory_bytes: int, descriptors: list[int]) -> None:
     places = _Places(descriptors, commands)
     _say(replies, {"started": True})
     while (request := places.request()) is not None:
-        _serve(request, places, replies)
+        if isinstance(request, SourceFile):
+            _say(replies, {"count": count_pages(request)})
+        else:
+            _serve(request, places, replies)
 
 
 def _serve(request: DecodeRequest, places: _Places, replies: BinaryIO) -> None:
