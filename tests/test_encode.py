@@ -23,9 +23,10 @@ import pipeline.encode.reading as reading
 from pipeline.checkpoint import resolve_model
 from pipeline.cli import COMMANDS, main
 from pipeline.encode import EncodeReport, Located, Locator, Target, encode_pages, target_for
-from pipeline.errors import Failure, Reason, StoreError, UsageError
+from pipeline.errors import Failure, LockedError, Reason, StoreError, UsageError
 from pipeline.geometry import Placement
 from pipeline.store import Entry, Store
+from pipeline.store.hold import hold_alone
 
 
 @pytest.fixture(scope="session")
@@ -328,6 +329,22 @@ def test_settings_that_cannot_be_meant_are_usage_errors(
 ) -> None:
     with pytest.raises(UsageError):
         target_for(resolve_model(str(checkpoint)), tmp_path, **option)
+
+
+def test_encoding_holds_the_cache(target: Target, docs: Path) -> None:
+    """Nothing sweeps it meanwhile."""
+    root, held = target.store.root, []
+
+    def watch(outcomes: Any, found: Any) -> Any:
+        for outcome in outcomes:
+            with pytest.raises(LockedError), hold_alone(root):
+                pass
+            held.append(outcome)
+            yield outcome
+
+    assert encode_pages([docs], target, watch=watch).encoded == len(held) == 4
+    with hold_alone(root):
+        pass
 
 
 # ---------------------------------------------------------------- locating

@@ -95,7 +95,8 @@ def encode(
         precision=precision,
     )
     watch = _silent if quiet else partial(_progress, tower=_tower_line(precision, threads))
-    report = encode_pages(inputs.paths, target, watch=watch, threads=threads, limit=limit)
+    say = partial(click.echo, err=True)
+    report = encode_pages(inputs.paths, target, watch=watch, threads=threads, limit=limit, say=say)
     stopped = limit is not None and limit.exceeded(report.pages, report.failed)
     if plan is not None and not stopped:  # a part would pass for the whole
         lines = plan.write(report, inputs.roots, found.name)

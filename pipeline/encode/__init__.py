@@ -22,6 +22,7 @@ from pipeline.encode.records import (
 )
 from pipeline.errors import Failure
 from pipeline.pages import Discovery, discover
+from pipeline.store.hold import hold_shared
 
 __all__ = [
     "DEFAULT_DECODE",
@@ -53,6 +54,7 @@ def encode_pages(
     watch: Watch = _unwatched,
     threads: int | None = None,
     limit: FailureLimit | None = None,
+    say: Callable[[str], object] = lambda message: None,
 ) -> EncodeReport:
     """Bring the embedding of every page in `paths` into the cache, one page in memory at a time.
 
@@ -60,7 +62,8 @@ def encode_pages(
     progress bar; the files come with it. The tower is loaded at the first page that the cache
     lacks, and computes with `threads`, default one per physical core. What is stored for a page
     does not depend on the other pages of the call. Once there are more failures than `limit`
-    allows, the call ends with what is done so far.
+    allows, the call ends with what is done so far. The cache is held shared meanwhile, and `say`
+    is told if that takes waiting.
 
     Raises StoreError where the cache can't be written, CheckpointError where the tower can't be
     loaded; a page that fails is an item of the report.
@@ -75,7 +78,8 @@ def encode_pages(
     encoded = stages.run_tower(resized, target, threads)
     stored = stages.put(encoded, target.store)
     limited = until_exceeded(stored, found, limit)
-    outcomes = [*found.failures, *watch(limited, found)]
+    with hold_shared(target.store.root, say=say):
+        outcomes = [*found.failures, *watch(limited, found)]
     return _report(outcomes, found.skipped, time.monotonic() - started)
 
 
