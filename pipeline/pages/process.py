@@ -21,6 +21,7 @@ from pipeline.pages.records import MAX_PAGE_PIXELS, Page, Pixels, SourceFile
 from pipeline.pages.requests import DecodeLimits, DecodeRequest
 
 PAGES_AHEAD = 2  # decoded and not yet taken
+_KEPT_BYTES = 64 << 20  # memory of a place that is not given back: new pages of it cost time
 _START_S = 120.0
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
@@ -101,7 +102,8 @@ class DecodingProcess:
             if not count:
                 raise ValueError("the pixels end early")
             at, rest = at + count, rest[count:]
-        os.ftruncate(place, 0)
+        if at > _KEPT_BYTES:
+            os.ftruncate(place, 0)
         self._send(b".")
         return rgb
 

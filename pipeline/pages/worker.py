@@ -9,6 +9,8 @@ pages that were not taken yet, the process waits.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import pickle
@@ -24,6 +26,10 @@ from pipeline.pages import Page, count_pages, decode_pages
 from pipeline.pages.records import Pixels, SourceFile
 from pipeline.pages.requests import DecodeRequest
 from pipeline.parent import die_with_parent
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_HEAP_BYTES = 256 << 20
+_BLOCK_BYTES = 32 << 20  # the most that glibc takes
 
 
 class _Places:
@@ -76,6 +82,7 @@ def main(memory_bytes: int, descriptors: list[int]) -> None:
         os.dup2(nowhere, descriptor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    _keep_memory()
     places = _Places(descriptors, commands)
     _say(replies, {"started": True})
     while (request := places.request()) is not None:
@@ -83,6 +90,17 @@ def main(memory_bytes: int, descriptors: list[int]) -> None:
             _say(replies, {"count": count_pages(request)})
         else:
             _serve(request, places, replies)
+
+
+def _keep_memory() -> None:
+    """Let glibc keep what pages are decoded in: to get it anew for each takes longer than decoding.
+
+    Blocks of a page come from the heap, whose end is given back only above 256 MiB.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _HEAP_BYTES)
 
 
 def _serve(request: DecodeRequest, places: _Places, replies: BinaryIO) -> None:
