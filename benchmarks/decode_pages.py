@@ -11,15 +11,17 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
 from pipeline.checkpoint import resolve_model
+from pipeline.encode.beside import beside
 from pipeline.encode.records import DecodeOptions
 from pipeline.families import family_of
 from pipeline.pages import Page, SourceFile
@@ -97,23 +99,29 @@ def pillow(path: Path) -> int:
 
 
 def ours(files: list[Path], tower_s: float) -> None:
-    """Decode apart, resize here, and wait for each page as long as a tower would work."""
+    """Decode apart, resize beside the tower, and hold each page as long as a tower would work."""
+    seen = 0
+    for _ in beside(resized(files)):
+        time.sleep(tower_s)
+        seen += 1
+    assert seen == len(files)
+
+
+def resized(files: list[Path]) -> Generator[NDArray[np.uint8], None, None]:
+    """Pages at the size of a model of the Qwen3-VL kind with a budget of 1 megapixel."""
     model = resolve_model(str(CASES / "qwen3_vl"))
     family = family_of(model)
     spec = family.encode_spec(model, max_pixels=1_048_576)
     options = DecodeOptions()
     render = options.render(spec.geometry)
     asked = ((None, DecodeRequest(SourceFile(file, "jpeg"), render)) for file in files)
-    seen = 0
     with Decoders(options.processes, options.limits) as decoders:
         for _, pages in decoders.ahead(asked):
             for page in pages:
                 assert isinstance(page, Page), page
                 height_px, width_px, _ = page.rgb.shape
-                family.resize(page.rgb, spec.geometry.place(height_px, width_px), spec)
-                time.sleep(tower_s)
-                seen += 1
-    assert seen == len(files)
+                placement = spec.geometry.place(height_px, width_px)
+                yield family.resize(page.rgb, placement, spec)
 
 
 if __name__ == "__main__":

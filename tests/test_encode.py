@@ -331,6 +331,17 @@ def test_settings_that_cannot_be_meant_are_usage_errors(
         target_for(resolve_model(str(checkpoint)), tmp_path, **option)
 
 
+def test_equal_pages_of_one_call_are_encoded_once(target: Target, tmp_path: Path) -> None:
+    """However far pages are decoded ahead of the tower."""
+    directory = tmp_path / "equal"
+    directory.mkdir()
+    for number in range(6):
+        noise(60, 90).save(directory / f"{number}.png", compress_level=number)
+    noise(60, 90).save(directory / "7.tif", save_all=True, append_images=[noise(60, 90)] * 3)
+    report = encode_pages([directory], target)
+    assert counts(report) == {"encoded": 1, "cached": 9}
+
+
 def test_encoding_holds_the_cache(target: Target, docs: Path) -> None:
     """Nothing sweeps it meanwhile."""
     root, held = target.store.root, []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline.encode import reading, stages
+from pipeline.encode.beside import beside
 from pipeline.encode.limit import FailureLimit, until_exceeded
 from pipeline.encode.locate import Located, Locator
 from pipeline.encode.records import (
@@ -56,7 +57,7 @@ def encode_pages(
     limit: FailureLimit | None = None,
     say: Callable[[str], object] = lambda message: None,
 ) -> EncodeReport:
-    """Bring the embedding of every page in `paths` into the cache, one page in memory at a time.
+    """Bring the embedding of every page in `paths` into the cache, a few pages in memory at a time.
 
     `only` restricts files to some of their pages. `watch` wraps the stream of outcomes, for a
     progress bar; the files come with it. The tower is loaded at the first page that the cache
@@ -75,7 +76,7 @@ def encode_pages(
     placed = stages.place(read, target)  # grid and key
     missed = stages.look_up(placed, target.store)
     resized = stages.resize(missed, target)
-    encoded = stages.run_tower(resized, target, threads)
+    encoded = stages.run_tower(beside(resized), target, threads)  # those above work in a thread
     stored = stages.put(encoded, target.store)
     limited = until_exceeded(stored, found, limit)
     with hold_shared(target.store.root, say=say):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ def _done(page: Placed, stored_bytes: int | None) -> Done:
 
 def resize(
     pages: Iterable[Placed | Done | Failure], target: Target
-) -> Iterator[Resized | Done | Failure]:
+) -> Generator[Resized | Done | Failure, None, None]:
     """Pages that must be encoded, as the tower takes them."""
     for page in pages:
         yield _resized(page, target) if isinstance(page, Placed) else page
@@ -103,6 +103,9 @@ def run_tower(
     for page in pages:
         if not isinstance(page, Resized):
             yield page
+            continue
+        if target.store.has(page.placed.key):  # an equal page has been encoded since it was sought
+            yield _done(page.placed, None)
             continue
         if tower is None:
             prepare_process(threads or physical_cores())
