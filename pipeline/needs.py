@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.encode import Located, Target
+from pipeline.encode.reading import page_record
 from pipeline.errors import Failure, PipelineError, Stage, UsageError
 from pipeline.geometry import AspectRatioError
-from pipeline.keys import cache_key, canonical_json, pixel_digest
+from pipeline.keys import cache_key, canonical_json
 from pipeline.pages import Page, SourceFile, discover
 from pipeline.pages.decoders import Decoders
 from pipeline.pages.records import Refused
@@ -172,8 +173,7 @@ def _record(
         outcome = decoders.page(asked)
     if not isinstance(outcome, Page):
         return outcome
-    height_px, width_px, _ = outcome.rgb.shape
-    return PageRecord(page, pixel_digest(outcome.rgb), height_px, width_px, outcome.partial)
+    return page_record(outcome)
 
 
 def _traced(

@@ -47,10 +47,7 @@ class Locator:
             detail = error.strerror or str(error)
             return Failure(str(path), page, Stage.READ, Reason.UNREADABLE, detail, retryable=True)
         except Refused as refused:
-            retryable = refused.stage is Stage.READ
-            return Failure(
-                str(path), page, refused.stage, refused.reason, refused.detail, retryable=retryable
-            )
+            return refused.as_failure(path, page)
         manifest = self._store.manifest(*name)
         if manifest is None:
             return None

@@ -28,7 +28,7 @@ def digest_files(files: Iterable[SourceFile]) -> Iterator[Document | Failure]:
         except OSError as error:
             yield _unreadable(file, error.strerror or str(error))
         except Refused as refused:
-            yield refused.as_failure(file, None)
+            yield refused.as_failure(file.path, None)
 
 
 def _unreadable(file: SourceFile, detail: str) -> Failure:
@@ -67,7 +67,7 @@ def read_pages(
             yield from _never_seen(document.file, found, wanted)
             if (fault := _changed(document)) is not None:
                 yield fault
-            elif known.manifest is not None or not isinstance(wanted, PageRanges):
+            elif known.missing or (known.manifest is None and not isinstance(wanted, PageRanges)):
                 _keep_manifest(document, found, target)
 
 
@@ -134,9 +134,13 @@ def _needs_pixels(record: PageRecord, target: Target) -> bool:
 def _recorded(page: Page | Failure) -> tuple[PageRecord | Failure, Page | None]:
     if isinstance(page, Failure):
         return page, None
+    return page_record(page), page
+
+
+def page_record(page: Page) -> PageRecord:
+    """What a manifest keeps of a decoded page."""
     height_px, width_px, _ = page.rgb.shape
-    record = PageRecord(page.page, pixel_digest(page.rgb), height_px, width_px, page.partial)
-    return record, page
+    return PageRecord(page.page, pixel_digest(page.rgb), height_px, width_px, page.partial)
 
 
 def _as_read(

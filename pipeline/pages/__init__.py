@@ -70,7 +70,7 @@ def decode_pages(
                 if outcome is not None:
                     yield _as_page(file, number, outcome)
     except Refused as refused:
-        yield refused.as_failure(file, None)
+        yield refused.as_failure(file.path, None)
         return
     for number in sorted(only) if isinstance(only, frozenset) else ():
         if not 1 <= number <= count:
@@ -91,5 +91,5 @@ def count_pages(file: SourceFile) -> int:
 
 def _as_page(file: SourceFile, number: int, outcome: Decoded | Refused) -> Page | Failure:
     if isinstance(outcome, Refused):
-        return outcome.as_failure(file, number)
+        return outcome.as_failure(file.path, number)
     return Page(file, number, outcome.rgb, outcome.partial)

@@ -112,8 +112,7 @@ def _head(path: Path, named: bool) -> bytes | Failure | None:
 def _refused(path: Path, error: Refused | OSError) -> Failure:
     if isinstance(error, OSError):
         return _unread(path, Reason.UNREADABLE, error.strerror or str(error))
-    retryable = error.stage is Stage.READ
-    return Failure(str(path), None, error.stage, error.reason, error.detail, retryable=retryable)
+    return error.as_failure(path, None)
 
 
 def _classify(path: Path, head: bytes, named: bool) -> SourceFile | Failure | None:

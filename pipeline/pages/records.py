@@ -105,12 +105,10 @@ class Refused(Exception):
         self.detail = detail
         self.stage = stage
 
-    def as_failure(self, file: SourceFile, page: int | None) -> Failure:
+    def as_failure(self, path: Path, page: int | None) -> Failure:
         """The failure of `page` (None: of the whole file)."""
         retryable = self.stage is Stage.READ
-        return Failure(
-            str(file.path), page, self.stage, self.reason, self.detail, retryable=retryable
-        )
+        return Failure(str(path), page, self.stage, self.reason, self.detail, retryable=retryable)
 
 
 @dataclass(frozen=True, slots=True)
