@@ -6,6 +6,7 @@ verifies it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ class RenderSpec:
     geometry: Geometry | None = None
     allow_truncated: bool = False
 
+    @functools.cache  # noqa: B019 - few specs, each asked for once per file
     def digest(self, kind: str) -> str:
         """16 hex digits; part of the name of a manifest of files of this `kind`.
 

@@ -113,13 +113,16 @@ class _Stream:
 
     def pages(self) -> Iterator[Page | Failure]:
         """Pages and failures in order; a page that kills the process is a failure, too."""
+        yield from self._answers()
+        self._whole = True
+
+    def _answers(self) -> Iterator[Page | Failure]:
         last = deaths = 0
         while True:
             try:
                 for page in self._process.answers(self._request, self._limits.page_s):
                     last = page.page or last
                     yield page
-                self._whole = True
                 return
             except LostError as lost:
                 deaths += 1
@@ -128,11 +131,9 @@ class _Stream:
                 broken = self._page_behind(last)
                 yield self._failure(lost, broken)
                 if broken is None:
-                    self._whole = True
                     return
                 if deaths == _MAX_DEATHS:
                     yield from self._given_up(lost, broken)
-                    self._whole = True
                     return
                 last = broken
                 self._request = replace(self._request, only=behind(self._request.only, broken))
