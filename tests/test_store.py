@@ -19,6 +19,7 @@ from makers_cache import SPEC, TOWER
 
 from pipeline.errors import Failure, Reason, Stage, StoreError
 from pipeline.store import BadEntry, Entry, Manifest, PageRecord, Store
+from pipeline.store.entry import to_parquet
 
 README = Path(__file__).parents[1] / "cache" / "README.md"
 
@@ -256,9 +257,12 @@ def test_a_write_that_fails_stops_with_path_and_hint(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError) as error:
         store.put(entry())
-    assert error.value.message == (
-        f"can't write `{store.path(entry().footer.key)}`: No space left on device"
+    message = re.fullmatch(
+        r"can't write `(.*)`: No space left on device \(([\d,]+) bytes needed\)",
+        error.value.message,
     )
+    assert message is not None and message[1] == str(store.path(entry().footer.key))
+    assert int(message[2].replace(",", "")) == len(to_parquet(entry()))
     assert error.value.hint == "free some space or choose another directory with `--cache DIR`"
     assert not [path for path in store.root.rglob("*") if path.is_file()]
 
