@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.encode import reading, stages
@@ -18,11 +18,14 @@ from pipeline.encode.records import (
     GoodPage,
     Only,
     Outcome,
+    PutOff,
     Target,
     target_for,
 )
+from pipeline.encode.rounds import in_rounds
 from pipeline.errors import Failure
-from pipeline.pages import Discovery, discover
+from pipeline.pages import Discovery, SourceFile, discover
+from pipeline.store.claims import Claims
 from pipeline.store.hold import hold_shared
 
 __all__ = [
@@ -71,20 +74,30 @@ def encode_pages(
     """
     started = time.monotonic()
     found = discover(paths)  # files in stable order, type by content
-    documents = reading.digest_files(found.files)
-    read = reading.read_pages(documents, target, only)  # from a manifest, else decoded
-    placed = stages.place(read, target)  # grid and key
-    missed = stages.look_up(placed, target.store)
-    resized = stages.resize(missed, target)
-    encoded = stages.run_tower(beside(resized), target, threads)  # those above work in a thread
-    stored = stages.put(encoded, target.store)
-    limited = until_exceeded(stored, found, limit)
-    with hold_shared(target.store.root, say=say):
+    tower = stages.TowerAtHand(target, threads)
+    with hold_shared(target.store.root, say=say), Claims(target.store.root) as claims:
+
+        def line(
+            files: Sequence[SourceFile], only: Only | None, put_off: bool
+        ) -> Iterator[Outcome | PutOff]:
+            documents = reading.digest_files(files)
+            read = reading.read_pages(documents, target, only, claims, put_off=put_off)
+            placed = stages.place(read, target)  # grid and key
+            missed = stages.look_up(placed, target.store, claims)
+            resized = stages.resize(missed, target, claims)
+            ahead = beside(resized)  # those above work in a thread
+            encoded = stages.run_tower(ahead, tower, target.store, claims)
+            return stages.put(encoded, target.store, claims)
+
+        stored = in_rounds(line, found.files, only, target, claims, say)
+        limited = until_exceeded(stored, found, limit)
         outcomes = [*found.failures, *watch(limited, found)]
-    return _report(outcomes, found.skipped, time.monotonic() - started)
+    return _report(outcomes, found, time.monotonic() - started)
 
 
-def _report(outcomes: Sequence[Outcome], skipped: int, seconds: float) -> EncodeReport:
+def _report(outcomes: list[Outcome], found: Discovery, seconds: float) -> EncodeReport:
+    places = {file.path: number for number, file in enumerate(found.files)}
+    outcomes.sort(key=lambda each: _place(each, places))  # some were put off
     failures = tuple(outcome for outcome in outcomes if isinstance(outcome, Failure))
     done = [outcome for outcome in outcomes if isinstance(outcome, Done)]
     encoded = [page for page in done if page.stored_bytes is not None]
@@ -93,7 +106,7 @@ def _report(outcomes: Sequence[Outcome], skipped: int, seconds: float) -> Encode
         encoded=len(encoded),
         cached=len(done) - len(encoded),
         failed=len(failures),
-        skipped=skipped,
+        skipped=found.skipped,
         seconds=seconds,
         megapixels=sum(page.pixels for page in encoded) / 1e6,
         tokens=sum(page.tokens for page in encoded),
@@ -104,3 +117,9 @@ def _report(outcomes: Sequence[Outcome], skipped: int, seconds: float) -> Encode
             for page in done
         ),
     )
+
+
+def _place(outcome: Outcome, places: Mapping[Path, int]) -> tuple[int, int]:
+    """Where an outcome stands: by file, then by page; what is wrong with a whole file first."""
+    path = outcome.file.path if isinstance(outcome, Done) else Path(outcome.file or "")
+    return places.get(path, -1), outcome.page or 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.encode.records import Document, Only, PageRead, Target
+from pipeline.encode.records import Document, Only, PageRead, PutOff, Target
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
 from pipeline.keys import cache_key, pixel_digest
@@ -16,6 +16,7 @@ from pipeline.pages.records import Refused
 from pipeline.pages.requests import DecodeRequest
 from pipeline.pages.sources import source_digest, source_state
 from pipeline.store import Manifest, PageRecord
+from pipeline.store.claims import Claims
 
 
 def digest_files(files: Iterable[SourceFile]) -> Iterator[Document | Failure]:
@@ -37,25 +38,35 @@ def _unreadable(file: SourceFile, detail: str) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A document with what the cache knows of it; of its pages, `missing` must be decoded."""
+    """A document with what the cache knows of it; of its pages, `missing` must be decoded.
+
+    `claim` is what to let others have once its pages are read.
+    """
 
     document: Document
     manifest: Manifest | None
     wanted: Wanted | None
     missing: frozenset[int]
+    claim: str | None
 
 
 def read_pages(
-    documents: Iterable[Document | Failure], target: Target, only: Only | None
-) -> Iterator[PageRead | Failure]:
+    documents: Iterable[Document | Failure],
+    target: Target,
+    only: Only | None,
+    claims: Claims,
+    *,
+    put_off: bool = True,
+) -> Iterator[PageRead | Failure | PutOff]:
     """The wanted pages of each file, in order: known from its manifest, or else decoded.
 
     Of a file with a manifest only the pages without an embedding are decoded; of one without,
-    all are, so that its manifest can be written (but with ranges of pages, only those).
+    all are, so that its manifest can be written (but with ranges of pages, only those). What
+    another encoder has claimed is put off; without `put_off`, single pages only.
     """
     with Decoders(target.decode.processes, target.decode.limits) as decoders:
-        for known, decoded in decoders.ahead(_look_up(documents, target, only)):
-            if isinstance(known, Failure):
+        for known, decoded in decoders.ahead(_look_up(documents, target, only, claims, put_off)):
+            if not isinstance(known, _Known):
                 yield known
                 continue
             document, wanted = known.document, known.wanted
@@ -69,11 +80,17 @@ def read_pages(
                 yield fault
             elif known.missing or (known.manifest is None and not isinstance(wanted, PageRanges)):
                 _keep_manifest(document, found, target)
+            if known.claim is not None:
+                claims.drop(known.claim)
 
 
 def _look_up(
-    documents: Iterable[Document | Failure], target: Target, only: Only | None
-) -> Iterator[tuple[_Known | Failure, DecodeRequest | None]]:
+    documents: Iterable[Document | Failure],
+    target: Target,
+    only: Only | None,
+    claims: Claims,
+    put_off: bool,
+) -> Iterator[tuple[_Known | Failure | PutOff, DecodeRequest | None]]:
     """Each document as the cache knows it, with the pages to decode."""
     for document in documents:
         if isinstance(document, Failure):
@@ -85,11 +102,18 @@ def _look_up(
         missing = frozenset[int]()
         pages: Wanted | None = None if isinstance(wanted, frozenset) else wanted
         if manifest is not None:
-            pages = missing = _without_embedding(manifest, wanted, target)
-        request = None
-        if manifest is None or missing:
-            request = DecodeRequest(file, target.render, pages, target.decode.passwords)
-        yield _Known(document, manifest, wanted, missing), request
+            pages = missing = _to_decode(manifest, wanted, target, claims)
+            if not missing:
+                yield _Known(document, manifest, wanted, missing, None), None
+                continue
+        claim = (
+            f"{target.store.tower_fingerprint} {target.render.digest(file.kind)} {document.digest}"
+        )
+        if put_off and not claims.take(claim):
+            yield PutOff(file, None), None
+            continue
+        request = DecodeRequest(file, target.render, pages, target.decode.passwords)
+        yield _Known(document, manifest, wanted, missing, claim if put_off else None), request
 
 
 def _pages(
@@ -111,24 +135,27 @@ def _pages(
         pass
 
 
-def _without_embedding(manifest: Manifest, wanted: Wanted | None, target: Target) -> frozenset[int]:
+def _to_decode(
+    manifest: Manifest, wanted: Wanted | None, target: Target, claims: Claims
+) -> frozenset[int]:
+    """The wanted pages that have no embedding, but for those that another encoder works on."""
     return frozenset(
         record.page
         for record in manifest.pages
         if isinstance(record, PageRecord)
         and (wanted is None or record.page in wanted)
-        and _needs_pixels(record, target)
+        and _needs_pixels(record, target, claims)
     )
 
 
-def _needs_pixels(record: PageRecord, target: Target) -> bool:
-    """True if the page must be encoded: it can be, and the cache does not have it."""
+def _needs_pixels(record: PageRecord, target: Target, claims: Claims) -> bool:
+    """True if the page must be encoded here: it can be, and nobody has it or makes it."""
     try:
         target.spec.geometry.place(record.height_px, record.width_px)
     except AspectRatioError:
         return False
-    store = target.store
-    return not store.has(cache_key(record.pixels, target.spec, store.tower_fingerprint))
+    key = cache_key(record.pixels, target.spec, target.store.tower_fingerprint)
+    return not target.store.has(key) and claims.is_free(key)
 
 
 def _recorded(page: Page | Failure) -> tuple[PageRecord | Failure, Page | None]:

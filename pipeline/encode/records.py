@@ -16,12 +16,12 @@ from pipeline.errors import Failure, UsageError
 from pipeline.families import PRECISIONS, Family, family_of
 from pipeline.geometry import Geometry, Placement
 from pipeline.keys import EncodeSpec, RenderSpec
-from pipeline.pages import DEFAULT_DPI, RULES, PageRanges, SourceFile
+from pipeline.pages import DEFAULT_DPI, RULES, PageRanges, SourceFile, Wanted
 from pipeline.pages.requests import DEFAULT_LIMITS, DecodeLimits
 from pipeline.store import Entry, Store
 
 Pixels = NDArray[np.uint8]
-Only = Mapping[Path, frozenset[int] | None]  # file → its wanted pages, None for all
+Only = Mapping[Path, Wanted | None]  # file → its wanted pages, None for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,15 @@ class Document:
     file: SourceFile
     digest: str
     state: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """A page that another encoder works on, by its cache key; or a whole document, page None."""
+
+    file: SourceFile
+    page: int | None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

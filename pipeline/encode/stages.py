@@ -14,6 +14,7 @@ from pipeline.encode.records import (
     Encoded,
     PageRead,
     Placed,
+    PutOff,
     Resized,
     Target,
 )
@@ -22,6 +23,7 @@ from pipeline.families import Tower
 from pipeline.geometry import AspectRatioError
 from pipeline.keys import cache_key
 from pipeline.store import Entry, Store
+from pipeline.store.claims import Claims
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,11 +34,13 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- place, look up
 
 
-def place(pages: Iterable[PageRead | Failure], target: Target) -> Iterator[Placed | Failure]:
+def place(
+    pages: Iterable[PageRead | Failure | PutOff], target: Target
+) -> Iterator[Placed | Failure | PutOff]:
     """Each page with its size in the model, its grid and its cache key."""
     fingerprint = target.store.tower_fingerprint
     for page in pages:
-        if isinstance(page, Failure):
+        if not isinstance(page, PageRead):
             yield page
             continue
         try:
@@ -53,11 +57,17 @@ def too_narrow(path: Path, page: int, error: AspectRatioError) -> Failure:
     return Failure(str(path), page, Stage.RESIZE, Reason.ASPECT_RATIO, str(error))
 
 
-def look_up(pages: Iterable[Placed | Failure], store: Store) -> Iterator[Placed | Done | Failure]:
-    """Pages whose embedding is in the cache are done."""
+def look_up(
+    pages: Iterable[Placed | Failure | PutOff], store: Store, claims: Claims
+) -> Iterator[Placed | Done | Failure | PutOff]:
+    """Pages whose embedding is in the cache are done; others are claimed, or put off."""
     for page in pages:
-        if isinstance(page, Placed) and (page.read.rgb is None or store.has(page.key)):
+        if not isinstance(page, Placed):
+            yield page
+        elif store.has(page.key):
             yield _done(page, None)
+        elif page.read.rgb is None or not claims.take(page.key):
+            yield PutOff(page.read.file, page.read.page, page.key)
         else:
             yield page
 
@@ -72,11 +82,17 @@ def _done(page: Placed, stored_bytes: int | None) -> Done:
 
 
 def resize(
-    pages: Iterable[Placed | Done | Failure], target: Target
-) -> Generator[Resized | Done | Failure, None, None]:
+    pages: Iterable[Placed | Done | Failure | PutOff], target: Target, claims: Claims
+) -> Generator[Resized | Done | Failure | PutOff, None, None]:
     """Pages that must be encoded, as the tower takes them."""
     for page in pages:
-        yield _resized(page, target) if isinstance(page, Placed) else page
+        if not isinstance(page, Placed):
+            yield page
+            continue
+        resized = _resized(page, target)
+        if isinstance(resized, Failure):
+            claims.drop(page.key)
+        yield resized
 
 
 def _resized(page: Placed, target: Target) -> Resized | Failure:
@@ -95,22 +111,41 @@ def _tower_error(page: Placed, error: Exception) -> Failure:
     return Failure(file, number, Stage.ENCODE, Reason.TOWER_ERROR, detail, retryable=True)
 
 
+class TowerAtHand:
+    """The target's tower, loaded when it is first needed."""
+
+    def __init__(self, target: Target, threads: int | None) -> None:
+        self._target = target
+        self._threads = threads
+        self._tower: Tower | None = None
+
+    def encode(self, page: Resized) -> Encoded | Failure:
+        """The page with its embedding."""
+        if self._tower is None:
+            prepare_process(self._threads or physical_cores())
+            target = self._target
+            self._tower = target.family.load_tower(target.model, target.spec.precision)
+        return _embedded(page, self._tower, self._target)
+
+
 def run_tower(
-    pages: Iterable[Resized | Done | Failure], target: Target, threads: int | None
-) -> Iterator[Encoded | Done | Failure]:
-    """Embeddings of the pages that must be encoded; the tower is loaded at the first of them."""
-    tower: Tower | None = None
+    pages: Iterable[Resized | Done | Failure | PutOff],
+    tower: TowerAtHand,
+    store: Store,
+    claims: Claims,
+) -> Iterator[Encoded | Done | Failure | PutOff]:
+    """Embeddings of the pages that must be encoded."""
     for page in pages:
         if not isinstance(page, Resized):
             yield page
-            continue
-        if target.store.has(page.placed.key):  # an equal page has been encoded since it was sought
+        elif store.has(page.placed.key):  # an equal page has been encoded since it was sought
+            claims.drop(page.placed.key)
             yield _done(page.placed, None)
-            continue
-        if tower is None:
-            prepare_process(threads or physical_cores())
-            tower = target.family.load_tower(target.model, target.spec.precision)
-        yield _embedded(page, tower, target)
+        else:
+            encoded = tower.encode(page)
+            if isinstance(encoded, Failure):
+                claims.drop(page.placed.key)
+            yield encoded
 
 
 def _embedded(page: Resized, tower: Tower, target: Target) -> Encoded | Failure:
@@ -153,7 +188,14 @@ def _made_by(target: Target) -> str:
     return f"pipeline {__version__} {libraries} model {target.model.name}{commit}"
 
 
-def put(pages: Iterable[Encoded | Done | Failure], store: Store) -> Iterator[Done | Failure]:
+def put(
+    pages: Iterable[Encoded | Done | Failure | PutOff], store: Store, claims: Claims
+) -> Iterator[Done | Failure | PutOff]:
     """Embeddings written to the cache; a write that fails raises StoreError."""
     for page in pages:
-        yield _done(page.placed, store.put(page.entry)) if isinstance(page, Encoded) else page
+        if not isinstance(page, Encoded):
+            yield page
+            continue
+        done = _done(page.placed, store.put(page.entry))
+        claims.drop(page.placed.key)
+        yield done
