@@ -12,6 +12,8 @@ ORDER = (
         "errors",
         "durable",
         "parent",
+        "tree",
+        "memo",
         "config",
         "geometry",
         "keys",

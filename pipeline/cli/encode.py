@@ -45,6 +45,14 @@ from pipeline.pages.decoders import Decoders
     help="Threads of the vision tower.  [default: one per physical core]",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Processes that encode, each with a vision tower of its own.",
+)
+@click.option(
     "--max-failures",
     metavar="N|PERCENT",
     help="Stop once more pages than N, or than PERCENT of at least 20, have failed.",
@@ -62,6 +70,7 @@ def encode(
     decode: DecodeOptions,
     precision: str,
     threads: int | None,
+    workers: int,
     max_failures: str | None,
     as_json: bool,
     quiet: bool,

@@ -17,6 +17,7 @@ from pipeline.pages.archives import (
     open_member,
 )
 from pipeline.pages.records import Discovery, Refused, SourceFile
+from pipeline.tree import files_below, natural_key
 
 SIGNATURES = {
     "png": rb"\x89PNG\r\n\x1a\n",
@@ -54,7 +55,7 @@ def discover(paths: Sequence[Path | str]) -> Discovery:
     skipped = 0
     for path in map(Path, paths):
         named = not os.path.isdir(path)  # unlike `Path.is_dir`, False for any name
-        for found in [path] if named else _walk(path):
+        for found in [path] if named else map(Path, files_below(path, natural_key)):
             for outcome in _look_into(found, named):
                 if isinstance(outcome, SourceFile):
                     files.setdefault(os.path.abspath(outcome.path), outcome)
@@ -138,36 +139,3 @@ def kind_of(head: bytes) -> str | None:
         if re.match(pattern, head, re.DOTALL):
             return kind
     return None
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    """The files below a directory in natural order; links are followed, no directory is seen twice.
-
-    What lies below the root is visited under its own name, never through a link; so a link back
-    up is harmless and the names do not depend on the order of the visit.
-    """
-    root_real = os.path.realpath(root)
-    seen: set[str] = set()
-    pending = [root]
-    while pending:
-        path = pending.pop()
-        if not os.path.isdir(path):
-            yield path
-            continue
-        real = os.path.realpath(path)
-        inside = path.is_symlink() and (real + os.sep).startswith(root_real + os.sep)
-        if real in seen or (inside and path != root):
-            continue
-        seen.add(real)
-        try:
-            children = [child for child in path.iterdir() if not child.name.startswith(".")]
-        except OSError:
-            yield path  # becomes an `unreadable` failure when it is classified
-            continue
-        pending += sorted(children, key=lambda child: natural_key(child.name), reverse=True)
-
-
-def natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Sort key: runs of digits by value, the rest by code point; the name itself breaks ties."""
-    parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
-    return [(0, int(digits), "") if digits else (1, 0, text) for digits, text in parts], name

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.pages.find import natural_key
+from pipeline.tree import natural_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,161 @@
+"""What this machine remembers of files as they were, so that an unchanged one is not read again.
+
+A local SQLite file, as git's index is one: path and state of a file → what came of it. It is never
+shared with other machines and proves nothing about a cache; it can be deleted at any time. A file
+that was changed just before it was read is not remembered, for another change could leave it in
+the same state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+VARIABLE = "PIPELINE_MEMO"  # another place for the file; empty: nothing is remembered
+
+_VERSION = 1
+_MAX_BYTES = 2 << 30
+_UNSETTLED_NS = 2_000_000_000  # coarser than the time stamps of any file system in use
+_AT_ONCE = 500  # SQLite takes 999 parameters and more
+_BUSY_S = 5.0
+_MAX_UNWRITTEN = 2_000
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+DROP TABLE IF EXISTS facts;
+CREATE TABLE facts (subject TEXT, path TEXT, state TEXT, value TEXT, PRIMARY KEY (subject, path))
+WITHOUT ROWID;
+PRAGMA user_version = {_VERSION};
+COMMIT;
+"""
+
+
+def memo_path() -> Path | None:
+    """Where the memo lies: $PIPELINE_MEMO, else below the user's cache directory, one per host."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return Path(named) if named else None
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "vlm-page-pipeline" / f"memo-{os.uname().nodename}.sqlite"
+
+
+def state_of(found: os.stat_result) -> str:
+    """Size, mtime, inode and ctime: in the same state a file holds the same bytes.
+
+    ctime tells what mtime does not, a file put in another's place with its time stamp.
+    """
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino} {found.st_ctime_ns}"
+
+
+def is_settled(found: os.stat_result, now_ns: int | None = None) -> bool:
+    """False for a file that was changed so lately that its time stamps could hide a change."""
+    now = time.time_ns() if now_ns is None else now_ns
+    return max(found.st_mtime_ns, found.st_ctime_ns) < now - _UNSETTLED_NS
+
+
+class Memo:
+    """Facts about files: by subject and path, true while the file's state is the same.
+
+    Whatever is wrong with the SQLite file, nothing is remembered and nothing fails; a damaged one
+    is begun anew. `distrust` keeps from reading what it says, not from writing.
+    """
+
+    def __init__(self, path: Path | None, *, distrust: bool = False) -> None:
+        self._path = path
+        self._distrust = distrust
+        self._opened: sqlite3.Connection | None = None
+        self._new: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def recall(self, subject: str, path: str, state: str) -> Any:
+        """The fact about a file in this state, None if there is none."""
+        (found,) = self.recall_all(subject, [(path, state)])
+        return found
+
+    def recall_all(self, subject: str, files: Sequence[tuple[str, str]]) -> Iterator[Any]:
+        """The fact about each (path, state) in order, None where there is none."""
+        for first in range(0, len(files), _AT_ONCE):
+            part = [(_storable(path), state) for path, state in files[first : first + _AT_ONCE]]
+            rows = self._rows(subject, [path for path, _ in part])
+            for path, state in part:
+                then, value = rows.get(path, ("", ""))
+                yield _fact(value) if then == state else None
+
+    def note(self, subject: str, path: str, state: str, fact: Any) -> None:
+        """Remember a fact, JSON data; it is written at the end, or when there are many."""
+        value = json.dumps(fact, separators=(",", ":"))
+        self._new[subject, _storable(path)] = state, value
+        if len(self._new) >= _MAX_UNWRITTEN:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was noted."""
+        rows = [(*name, *fact) for name, fact in self._new.items()]
+        self._new.clear()
+        try:
+            database = self._database(make=True) if rows else None
+            if database is not None:
+                database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?)", rows)
+                database.commit()
+        except (sqlite3.Error, OSError) as error:
+            self._give_up(error)
+
+    def _rows(self, subject: str, paths: Sequence[str]) -> dict[str, tuple[str, str]]:
+        marks = ",".join("?" * len(paths))
+        query = f"SELECT path, state, value FROM facts WHERE subject = ? AND path IN ({marks})"
+        try:
+            database = None if self._distrust else self._database(make=False)
+            found = [] if database is None else database.execute(query, [subject, *paths])
+            return {path: (state, value) for path, state, value in found}
+        except (sqlite3.Error, OSError) as error:
+            self._give_up(error)
+            return {}
+
+    def _database(self, make: bool) -> sqlite3.Connection | None:
+        path = self._path
+        if self._opened is None and path is not None and (make or path.exists()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > _MAX_BYTES:
+                path.unlink()
+            # used by one thread at a time, not always the same
+            self._opened = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
+            (version,) = self._opened.execute("PRAGMA user_version").fetchone()
+            if version != _VERSION:
+                self._opened.executescript(_SCHEMA)
+        return self._opened
+
+    def _give_up(self, error: Exception) -> None:
+        """Do without the memo; a file that is damaged, or is none, goes."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        path, self._path = self._path, None
+        damaged = isinstance(error, sqlite3.DatabaseError)
+        if damaged and not isinstance(error, sqlite3.OperationalError) and path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _fact(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:  # SQLite does not see a flipped bit
+        return None
+
+
+def _storable(path: str) -> str:
+    """The path as SQLite takes it: names need not be UTF-8."""
+    return path if path.isascii() else path.encode("utf-8", "backslashreplace").decode()
