@@ -19,6 +19,7 @@ from pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
     from pipeline.store.census import Statistics
+    from pipeline.store.location import Location
     from pipeline.store.logbook import Found
     from pipeline.store.sweep import Swept
 
@@ -55,7 +56,7 @@ cache.add_command(path)
     "--max-bytes", type=ByteSize(), metavar="SIZE", help="Also tell what gc with it would delete."
 )
 @json_option
-def stats(cache: Path, max_bytes: int | None, as_json: bool) -> None:
+def stats(cache: Location, max_bytes: int | None, as_json: bool) -> None:
     """Count what the cache holds, by tower and by last use.
 
     \b
@@ -83,7 +84,7 @@ def stats(cache: Path, max_bytes: int | None, as_json: bool) -> None:
 @options.cache_option
 @_state_option("Note progress and problems here; the same command goes on from there.")
 @options.output_options
-def verify(cache: Path, state: Path | None, as_json: bool, quiet: bool) -> None:
+def verify(cache: Location, state: Path | None, as_json: bool, quiet: bool) -> None:
     """Read every entry and list what is wrong; nothing is changed.
 
     With --state, a verification that was stopped, however, goes on where it was; one that was
@@ -137,7 +138,7 @@ def verify(cache: Path, state: Path | None, as_json: bool, quiet: bool) -> None:
 @options.cache_option
 @_state_option("Look only at the problems that verify noted here.")
 @json_option
-def repair(cache: Path, state: Path | None, as_json: bool) -> None:
+def repair(cache: Location, state: Path | None, as_json: bool) -> None:
     """Move bad files to cache/quarantine, remove temporary files that were left over.
 
     Without --state, every entry is read. Refused while an encoder or a run uses the cache (exit
@@ -249,8 +250,8 @@ def _keys_to_keep(jobs: tuple[Path, ...], values: dict[str, Any]) -> Collection[
     return keys_to_keep(needs)
 
 
-def _enter(root: Path) -> None:
-    from pipeline.store.layout import require_cache
+def _enter(root: Location) -> None:
+    from pipeline.store.formats import require_cache
 
     for message in require_cache(root):
         click.echo(f"warning: {message}", err=True)

@@ -29,6 +29,7 @@ from pipeline.encode.records import Done
 from pipeline.errors import ExitCode, Failure
 from pipeline.pages import Discovery
 from pipeline.pages.decoders import Decoders
+from pipeline.store import Location
 
 
 @click.command()
@@ -56,7 +57,7 @@ def encode(
     files_from: Path | None,
     model: str | None,
     revision: str | None,
-    cache: Path,
+    cache: Location,
     min_pixels: int | None,
     max_pixels: int | None,
     decode: DecodeOptions,

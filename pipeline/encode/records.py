@@ -18,7 +18,7 @@ from pipeline.geometry import Geometry, Placement
 from pipeline.keys import EncodeSpec, RenderSpec
 from pipeline.pages import DEFAULT_DPI, RULES, PageRanges, SourceFile
 from pipeline.pages.requests import DEFAULT_LIMITS, DecodeLimits
-from pipeline.store import Entry, Store
+from pipeline.store import Entry, Location, Store
 
 Pixels = NDArray[np.uint8]
 Only = Mapping[Path, frozenset[int] | None]  # file → its wanted pages, None for all
@@ -71,7 +71,7 @@ class Target:
 
 def target_for(
     model: Model,
-    cache: Path,
+    cache: Location,
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,

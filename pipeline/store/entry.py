@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,11 +213,12 @@ def _arrow_type(pa: Any, name: str, value: Any) -> pa.DataType:
     return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}[type(value)]
 
 
-def read_footer(path: Path) -> Footer:
-    """The footer of an entry's file, its payload untouched; raises if it can't be parsed."""
+def read_footer(tail: bytes) -> Footer:
+    """The footer in the last bytes of an entry's file; raises if it can't be parsed."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return _parse_footer(pq.read_metadata(path).metadata)
+    return _parse_footer(pq.read_metadata(pa.BufferReader(tail)).metadata)
 
 
 def from_parquet(data: bytes) -> Entry:
