@@ -26,6 +26,7 @@ from pipeline.run.survey import JobSource, survey_job
 from pipeline.store import BadEntry, Manifest, PageRecord
 from pipeline.store.check import read_entry
 from pipeline.store.layout import VERSION, manifest_name
+from pipeline.store.media import medium_of
 
 _PAGED = re.compile(r"(.+)#page=([0-9]+)", re.DOTALL)
 
@@ -96,7 +97,7 @@ def _manifest_of(path: Path, target: Target) -> Iterable[str]:
     except (OSError, Refused):
         return
     name = manifest_name(digest, target.render.digest(kind))
-    if target.store.medium.state(name) is not None:
+    if medium_of(target.store.root).state(name) is not None:
         yield name.removeprefix(f"{VERSION}/")
 
 
@@ -179,7 +180,7 @@ def _record(
 def _traced(
     path: Path, digest: str, manifest: str, record: PageRecord, target: Target
 ) -> Whereabouts:
-    store, medium = target.store, target.store.medium
+    store, medium = target.store, medium_of(target.store.root)
     key = cache_key(record.pixels, target.spec, store.tower_fingerprint)
     name = store.name(key)
     found = medium.state(name)

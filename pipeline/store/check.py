@@ -16,7 +16,7 @@ from pipeline.store.hold import is_in_use
 from pipeline.store.layout import DOCUMENTS, whole_name
 from pipeline.store.location import Location
 from pipeline.store.media import medium_of
-from pipeline.store.medium import DamagedError, Medium
+from pipeline.store.medium import Access, DamagedError, Medium
 from pipeline.store.walk import Place, walk
 
 LEFT_OVER = "a temporary file that was left over"
@@ -103,7 +103,7 @@ def manifest_of(data: bytes) -> Manifest:
         raise DamagedError(str(error)) from error
 
 
-def read_entry(medium: Medium, name: str, key: str, tower_fingerprint: str) -> Entry | BadEntry:
+def read_entry(medium: Access, name: str, key: str, tower_fingerprint: str) -> Entry | BadEntry:
     """The entry in a file with digest, shape and values checked, or what is wrong with it."""
     try:
         return medium.load(name, lambda data: whole_entry(data, key, tower_fingerprint))

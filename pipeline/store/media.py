@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.store.disk import Disk
 from pipeline.store.location import Location, Remote
-from pipeline.store.medium import Medium
+from pipeline.store.medium import Access, Medium
+
+if TYPE_CHECKING:
+    from pipeline.store.objects import Objects
 
 
 def medium_of(location: Location) -> Medium:
@@ -15,10 +20,23 @@ def medium_of(location: Location) -> Medium:
 
     Raises MissingExtraError if what opens its URL is not installed.
     """
-    return Disk(location) if isinstance(location, Path) else _elsewhere(location)
+    return Disk(location) if isinstance(location, Path) else _objects(location.url, os.getpid())
+
+
+def access_to(location: Location) -> Access:
+    """The same for whoever uses entries: read through the local tier, if there is one."""
+    if not isinstance(location, Remote) or location.tier is None:
+        return medium_of(location)
+    from pipeline.store.tier import TierFiles
+    from pipeline.store.tiered import Tiered
+
+    tier = location.tier
+    return Tiered(medium_of(location), TierFiles(tier.directory, tier.max_bytes))
 
 
 @lru_cache
-def _elsewhere(location: Remote) -> Medium:
-    """One for each process: it knows what it has listed."""
-    raise NotImplementedError(location)
+def _objects(url: str, process: int) -> Objects:
+    """One for each process: it knows what it has listed, and its connections can't be shared."""
+    from pipeline.store.objects import Objects
+
+    return Objects(url)

@@ -35,11 +35,34 @@ class Listed(NamedTuple):
     state: FileState | None = None
 
 
-class Medium(Protocol):
-    """Files by their path from the cache's root, with slashes.
+class Access(Protocol):
+    """What whoever uses entries does to files, by their path from the cache's root with slashes.
 
     Every method raises StoreError where the medium can't be reached or refuses.
     """
+
+    def has(self, name: str) -> bool:
+        """True if the file is there; counts as a use of it."""
+
+    def load(self, name: str, parse: Callable[[bytes], T], last: int | None = None) -> T:
+        """`parse` of the whole file, or of up to `last` bytes at its end.
+
+        `parse` raises DamagedError for bytes that must not be used, and so does this if there is
+        no other copy. Raises FileNotFoundError, or OSError where a disk can't read.
+        """
+
+    def write(self, name: str, data: bytes | memoryview, *, once: bool = True) -> None:
+        """Let the file be there, whole or not at all; with `once`, one that is there stays."""
+
+    def set_aside(self, name: str, why: str) -> str | None:
+        """Move a bad file to the quarantine, the reason beside it; where to, None if it is gone."""
+
+    def note_use(self, name: str, known: FileState | None = None) -> None:
+        """Say that a file is used now, at most daily; `known` is its state as of late."""
+
+
+class Medium(Access, Protocol):
+    """The same, with what it takes to look after a cache."""
 
     def address(self, name: str = "") -> str:
         """Where a file lies, for people."""
@@ -59,29 +82,8 @@ class Medium(Protocol):
         Raises OSError where a disk can't tell.
         """
 
-    def has(self, name: str) -> bool:
-        """True if the file is there; counts as a use of it."""
-
     def read(self, name: str, last: int | None = None) -> bytes:
-        """The whole file, or up to `last` bytes at its end.
-
-        Raises FileNotFoundError, or OSError where a disk can't read.
-        """
-
-    def load(self, name: str, parse: Callable[[bytes], T], last: int | None = None) -> T:
-        """`parse` of what `read` gives; raises as both do.
-
-        `parse` raises DamagedError for bytes that must not be used; another copy may be whole.
-        """
-
-    def write(self, name: str, data: bytes | memoryview, *, once: bool = True) -> None:
-        """Let the file be there, whole or not at all; with `once`, one that is there stays."""
-
-    def set_aside(self, name: str, why: str) -> str | None:
-        """Move a bad file to the quarantine, the reason beside it; where to, None if it is gone."""
+        """The whole file, or up to `last` bytes at its end; raises as `load` does."""
 
     def delete(self, name: str) -> None:
         """Let the file be gone."""
-
-    def note_use(self, name: str, known: FileState | None = None) -> None:
-        """Say that a file is used now, at most daily; `known` is its state as of late."""

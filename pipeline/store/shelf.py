@@ -20,8 +20,8 @@ from pipeline.store.entry import (
 from pipeline.store.layout import entry_name, manifest_name
 from pipeline.store.location import Location
 from pipeline.store.logbook import Found
-from pipeline.store.media import medium_of
-from pipeline.store.medium import TAIL_BYTES, DamagedError, Medium
+from pipeline.store.media import access_to
+from pipeline.store.medium import TAIL_BYTES, Access, DamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Store:
     tower_fingerprint: str
 
     @property
-    def medium(self) -> Medium:
-        """The files below the cache."""
-        return medium_of(self.root)
+    def access(self) -> Access:
+        """The files of the cache, through its local tier if it has one."""
+        return access_to(self.root)
 
     def name(self, key: str) -> str:
         """The path of the entry of `key` from the cache's root."""
@@ -50,7 +50,7 @@ class Store:
 
         Counts as a use of the entry: a page that is still encoded each night is not forgotten.
         """
-        return self.medium.has(self.name(key))
+        return self.access.has(self.name(key))
 
     def put(self, entry: Entry) -> int:
         """Write an entry and return its stored size in bytes; one already there stays.
@@ -61,15 +61,15 @@ class Store:
         if (problem := entry_problem(entry, key, self.tower_fingerprint)) is not None:
             raise StoreError(f"entry {key[:12]}… is not written: {problem}")
         data = to_parquet(entry)
-        self.medium.write(self.name(key), data)
+        self.access.write(self.name(key), data)
         return data.nbytes
 
     def get(self, key: str) -> Entry | BadEntry:
         """The entry under `key` with digest, shape and values checked, or what is wrong with it."""
         name = self.name(key)
-        found = check.read_entry(self.medium, name, key, self.tower_fingerprint)
+        found = check.read_entry(self.access, name, key, self.tower_fingerprint)
         if isinstance(found, Entry):
-            self.medium.note_use(name)
+            self.access.note_use(name)
         return found
 
     def footer(self, key: str) -> Footer | None:
@@ -85,10 +85,10 @@ class Store:
             return footer
 
         try:
-            footer = self.medium.load(self.name(key), parse, TAIL_BYTES)
+            footer = self.access.load(self.name(key), parse, TAIL_BYTES)
         except (OSError, DamagedError):
             return None
-        self.medium.note_use(self.name(key))
+        self.access.note_use(self.name(key))
         return footer
 
     def quarantine(self, key: str, why: str) -> str | None:
@@ -96,13 +96,13 @@ class Store:
 
         Gives its path from the cache's root.
         """
-        return self.medium.set_aside(self.name(key), why)
+        return self.access.set_aside(self.name(key), why)
 
     def manifest(self, file_digest: str, render_digest: str) -> Manifest | None:
         """The pages of a file as decoded before; None if unknown or unreadable."""
         try:
             name = manifest_name(file_digest, render_digest)
-            return self.medium.load(name, check.manifest_of)
+            return self.access.load(name, check.manifest_of)
         except (OSError, DamagedError):
             return None
 
@@ -114,7 +114,7 @@ class Store:
         """
         if self.manifest(file_digest, render_digest) != manifest:
             name = manifest_name(file_digest, render_digest)
-            self.medium.write(name, documents.to_json(manifest), once=False)
+            self.access.write(name, documents.to_json(manifest), once=False)
 
     def verify(self) -> list[Found]:
         """What is wrong below the cache, of every tower; reads all of it and changes nothing."""
