@@ -10,6 +10,7 @@ from pipeline.store import check, documents
 from pipeline.store.documents import Manifest
 from pipeline.store.entry import (
     BadEntry,
+    Compression,
     Entry,
     Footer,
     entry_problem,
@@ -26,10 +27,14 @@ from pipeline.store.medium import TAIL_BYTES, Access, DamagedError
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The cache below `root`, for embeddings of one tower."""
+    """The cache below `root`, for embeddings of one tower.
+
+    `compression` is of entries that are written; those that are read may have either.
+    """
 
     root: Location
     tower_fingerprint: str
+    compression: Compression = Compression.ZSTD
 
     @property
     def access(self) -> Access:
@@ -60,7 +65,7 @@ class Store:
         key = entry.footer.key
         if (problem := entry_problem(entry, key, self.tower_fingerprint)) is not None:
             raise StoreError(f"entry {key[:12]}… is not written: {problem}")
-        data = to_parquet(entry)
+        data = to_parquet(entry, self.compression)
         self.access.write(self.name(key), data)
         return data.nbytes
 
