@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PREFIX = "cache:"
 BAD_ENTRY = "bad_cache_entry"  # `bad_cache_entry:<key>: why`: re-encode the page and try again
+UNREACHABLE = "cache_unreachable"  # a cache elsewhere: the same request may be answered later
 BAD_REFERENCE = "bad_cache_reference"  # the request or our own set-up is wrong
 
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -76,8 +77,8 @@ def load_rows(key: str) -> torch.Tensor:
 
     try:
         entry = Store(_location(root), tower).get(key)
-    except PipelineError as error:  # a cache elsewhere that can't be reached
-        raise RuntimeError(f"{error.message}; {error.hint}") from error
+    except PipelineError as error:
+        raise VLLMValidationError(f"{UNREACHABLE}: {error.message}; {error.hint}") from error
     if isinstance(entry, BadEntry):
         raise VLLMValidationError(f"{BAD_ENTRY}:{key}: {entry.why}")
     return entry.tensor()

@@ -26,20 +26,19 @@ def open_file_system(url: str) -> tuple[Any, str]:
     Raises MissingExtraError if the package that opens it is not installed, UsageError for a
     scheme that nobody knows.
     """
-    import fsspec
-
     scheme = url.partition("://")[0]
     is_s3 = scheme in ("s3", "s3a")
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     try:
+        import fsspec
+
         file_system, path = fsspec.url_to_fs(url, **options | (_s3_options() if is_s3 else {}))
     except ImportError as error:
-        package = "s3fs" if is_s3 else f"what fsspec needs for it ({error})"
-        hint = "pip install '.[s3]'" if is_s3 else "install that package"
-        raise MissingExtraError(f"a cache at `{url}` needs {package}", hint) from error
+        hint = "pip install 'vlm-page-pipeline[s3]'" if is_s3 else "install what is named there"
+        raise MissingExtraError(f"no file system opens `{url}`: {_why(error)}", hint) from error
     except ValueError as error:
         hint = "give one like `s3://bucket/prefix`, or a directory"
-        raise UsageError(f"no file system opens `{url}`: {error}", hint) from error
+        raise UsageError(f"no file system opens `{url}`: {_why(error)}", hint) from error
     if is_s3:
         file_system.retries = _RECONNECTIONS
     return file_system, str(path).rstrip("/")
