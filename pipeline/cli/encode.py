@@ -29,7 +29,7 @@ from pipeline.encode.records import Done
 from pipeline.errors import ExitCode, Failure
 from pipeline.pages import Discovery
 from pipeline.pages.decoders import Decoders
-from pipeline.store import Location
+from pipeline.store import Compression, Location
 
 
 @click.command()
@@ -44,6 +44,13 @@ from pipeline.store import Location
     type=click.IntRange(min=1),
     metavar="N",
     help="Threads of the vision tower.  [default: one per physical core]",
+)
+@click.option(
+    "--compression",
+    type=click.Choice([each.value for each in Compression]),
+    default=Compression.ZSTD.value,
+    show_default=True,
+    help="How entries are stored, without loss either way; `none` is quicker and takes more room.",
 )
 @click.option(
     "--max-failures",
@@ -63,6 +70,7 @@ def encode(
     decode: DecodeOptions,
     precision: str,
     threads: int | None,
+    compression: str,
     max_failures: str | None,
     as_json: bool,
     quiet: bool,
@@ -94,6 +102,7 @@ def encode(
         max_pixels=max_pixels,
         decode=decode,
         precision=precision,
+        compression=Compression(compression),
     )
     watch = _silent if quiet else partial(_progress, tower=_tower_line(precision, threads))
     say = partial(click.echo, err=True)
