@@ -25,7 +25,8 @@ from pipeline.run.images import OpenPages
 from pipeline.run.survey import JobSource, survey_job
 from pipeline.store import BadEntry, Manifest, PageRecord
 from pipeline.store.check import read_entry
-from pipeline.store.layout import version_directory
+from pipeline.store.layout import VERSION, manifest_name
+from pipeline.store.media import medium_of
 
 _PAGED = re.compile(r"(.+)#page=([0-9]+)", re.DOTALL)
 
@@ -95,9 +96,9 @@ def _manifest_of(path: Path, target: Target) -> Iterable[str]:
         digest, kind = source_digest(path)
     except (OSError, Refused):
         return
-    found = target.store.manifest_path(digest, target.render.digest(kind))
-    if found.is_file():
-        yield found.relative_to(version_directory(target.store.root)).as_posix()
+    name = manifest_name(digest, target.render.digest(kind))
+    if medium_of(target.store.root).state(name) is not None:
+        yield name.removeprefix(f"{VERSION}/")
 
 
 # ---------------------------------------------------------------- one page
@@ -149,7 +150,7 @@ def whereabouts(path: Path, page: int, target: Target) -> Whereabouts | Failure:
     if len(found.files) != 1 or found.files[0].path != path:
         raise UsageError(f"`{path}` is no page file", "name one file, as `docs/a.pdf#page=3`")
     file, (digest, _) = found.files[0], source_digest(path)
-    manifest_path = target.store.manifest_path(digest, target.render.digest(file.kind))
+    manifest_place = manifest_name(digest, target.render.digest(file.kind))
     manifest = target.store.manifest(digest, target.render.digest(file.kind))
     record = _record(manifest, file, page, target)
     if isinstance(record, Failure):
@@ -158,7 +159,7 @@ def whereabouts(path: Path, page: int, target: Target) -> Whereabouts | Failure:
         target.spec.geometry.place(record.height_px, record.width_px)
     except AspectRatioError as error:
         raise UsageError(f"`{path}` page {page} can't be encoded: {error}") from error
-    return _traced(path, digest, manifest_path, record, target)
+    return _traced(path, digest, manifest_place, record, target)
 
 
 def _record(
@@ -177,29 +178,28 @@ def _record(
 
 
 def _traced(
-    path: Path, digest: str, manifest_path: Path, record: PageRecord, target: Target
+    path: Path, digest: str, manifest: str, record: PageRecord, target: Target
 ) -> Whereabouts:
-    store = target.store
+    store, medium = target.store, medium_of(target.store.root)
     key = cache_key(record.pixels, target.spec, store.tower_fingerprint)
-    place = store.path(key)
-    there = place.is_file()
-    read = read_entry(place, key, store.tower_fingerprint) if there else None
-    found = place.stat() if there else None
+    name = store.name(key)
+    found = medium.state(name)
+    read = read_entry(medium, name, key, store.tower_fingerprint) if found else None
     return Whereabouts(
         file=str(path),
         page=record.page,
         file_digest=digest,
-        manifest=str(manifest_path),
-        manifest_there=manifest_path.is_file(),
+        manifest=medium.address(manifest),
+        manifest_there=medium.state(manifest) is not None,
         pixels=record.pixels,
         width_px=record.width_px,
         height_px=record.height_px,
         spec=json.loads(canonical_json(asdict(target.spec))),
         tower=store.tower_fingerprint,
         key=key,
-        path=str(place),
+        path=medium.address(name),
         state="bad" if isinstance(read, BadEntry) else "missing" if read is None else "cached",
         why=read.why if isinstance(read, BadEntry) else None,
-        bytes=found and found.st_size,
-        last_use_s=found and round(found.st_mtime, 3),
+        bytes=None if found is None else found.st_size,
+        last_use_s=None if found is None else round(found.st_mtime, 3),
     )

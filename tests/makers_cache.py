@@ -16,6 +16,7 @@ import numpy as np
 from pipeline.geometry import PixelBudget
 from pipeline.keys import DecodeRules, EncodeSpec
 from pipeline.store import Entry, Manifest, PageRecord, Store
+from pipeline.store.layout import manifest_name
 
 TOWER, OTHER_TOWER = "7" * 64, "8" * 64
 DAY_S = 86_400
@@ -63,7 +64,7 @@ def put_manifest(root: Path, digest: str = "d" * 64) -> Path:
     """A document manifest in the cache."""
     store = Store(root, TOWER)
     store.put_manifest(digest, "0" * 16, Manifest(False, (PageRecord(1, "a" * 64, 30, 20),)))
-    return store.manifest_path(digest, "0" * 16)
+    return root / manifest_name(digest, "0" * 16)
 
 
 def files_of(root: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import pytest
 from makers_cache import TOWER, entry
 
 from pipeline.store import BadEntry, Entry, Store
-from pipeline.store.check import entry_of, read_entry
+from pipeline.store.check import entry_of
 
 
 @pytest.fixture(scope="module")
@@ -61,4 +61,4 @@ def test_a_flip_is_never_another_footer(put: tuple[Path, bytes, Entry]) -> None:
                     assert getattr(footer, name) == getattr(made.footer, name), (place, name)
     finally:
         path.write_bytes(whole)
-    assert isinstance(read_entry(path, made.footer.key, TOWER), Entry)
+    assert isinstance(store.get(made.footer.key), Entry)

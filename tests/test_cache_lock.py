@@ -21,8 +21,8 @@ from pipeline.emit import EmitOptions, emit_job
 from pipeline.errors import ExitCode, LockedError, StoreError
 from pipeline.run import PageOptions, RunOptions, run_job
 from pipeline.store import Store
+from pipeline.store.formats import refuse_newer
 from pipeline.store.hold import hold_alone, hold_shared, is_in_use
-from pipeline.store.layout import refuse_newer
 
 
 def test_any_number_may_use_the_cache_at_once(tmp_path: Path) -> None:

@@ -12,17 +12,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import options
-from pipeline.cli.amounts import Age, ByteSize, entries, shown_size
+from pipeline.cli.amounts import Age, ByteSize, shown_size
 from pipeline.cli.cache_carry import export, import_, path
+from pipeline.cli.cache_shown import show_statistics, show_swept
 from pipeline.cli.decode_options import decode_options
 from pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
-    from pipeline.store.census import Statistics
+    from pipeline.store.location import Location
     from pipeline.store.logbook import Found
-    from pipeline.store.sweep import Swept
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+grace_option = click.option(
+    "--grace",
+    type=Age(),
+    default="48h",
+    show_default=True,
+    metavar="AGE",
+    help="In an object store, which has no locks: leave alone what was used or written since.",
+)
 
 
 def _state_option(help_text: str) -> Any:
@@ -55,7 +63,7 @@ cache.add_command(path)
     "--max-bytes", type=ByteSize(), metavar="SIZE", help="Also tell what gc with it would delete."
 )
 @json_option
-def stats(cache: Path, max_bytes: int | None, as_json: bool) -> None:
+def stats(cache: Location, max_bytes: int | None, as_json: bool) -> None:
     """Count what the cache holds, by tower and by last use.
 
     \b
@@ -74,16 +82,16 @@ def stats(cache: Path, max_bytes: int | None, as_json: bool) -> None:
         would = None if swept is None else swept.as_record()
         click.echo(json.dumps(found.as_record() | {"gc": would}))
         return
-    _show_statistics(found)
+    show_statistics(found)
     if swept is not None:
-        _show_swept(swept)
+        show_swept(swept)
 
 
 @cache.command()
 @options.cache_option
 @_state_option("Note progress and problems here; the same command goes on from there.")
 @options.output_options
-def verify(cache: Path, state: Path | None, as_json: bool, quiet: bool) -> None:
+def verify(cache: Location, state: Path | None, as_json: bool, quiet: bool) -> None:
     """Read every entry and list what is wrong; nothing is changed.
 
     With --state, a verification that was stopped, however, goes on where it was; one that was
@@ -136,8 +144,9 @@ def verify(cache: Path, state: Path | None, as_json: bool, quiet: bool) -> None:
 @cache.command()
 @options.cache_option
 @_state_option("Look only at the problems that verify noted here.")
+@grace_option
 @json_option
-def repair(cache: Path, state: Path | None, as_json: bool) -> None:
+def repair(cache: Location, state: Path | None, grace: int, as_json: bool) -> None:
     """Move bad files to cache/quarantine, remove temporary files that were left over.
 
     Without --state, every entry is read. Refused while an encoder or a run uses the cache (exit
@@ -156,7 +165,7 @@ def repair(cache: Path, state: Path | None, as_json: bool) -> None:
     if state is not None:
         names = [problem.path for problem in read_progress(cache, state).problems]
     done = []
-    for each in repairs.repair(cache, names):
+    for each in repairs.repair(cache, names, grace):
         done.append(each)
         if not as_json:
             what = "removed" if each.moved_to is None else f"moved to {each.moved_to}"
@@ -190,6 +199,7 @@ def repair(cache: Path, state: Path | None, as_json: bool) -> None:
     help="Delete nothing that this job needs; may be repeated.",
 )
 @click.option("--apply", is_flag=True, help="Delete; without it, only tell.")
+@grace_option
 @options.model_options
 @options.pixel_options
 @decode_options
@@ -200,6 +210,7 @@ def gc(
     older_than: int | None,
     keep: tuple[Path, ...],
     apply: bool,
+    grace: int,
     as_json: bool,
     **values: Any,
 ) -> None:
@@ -223,11 +234,12 @@ def gc(
     def needed() -> Collection[str]:
         return _keys_to_keep(keep, values) if keep else ()
 
-    swept = sweep(root, Budget(max_bytes, before_s), needed=needed, apply=apply)
+    budget = Budget(max_bytes, before_s)
+    swept = sweep(root, budget, needed=needed, apply=apply, grace_s=grace)
     if as_json:
         click.echo(json.dumps(swept.as_record()))
     else:
-        _show_swept(swept)
+        show_swept(swept)
     if swept.evicted and not apply:
         click.echo("nothing was deleted; `--apply` does it", err=True)
 
@@ -249,42 +261,8 @@ def _keys_to_keep(jobs: tuple[Path, ...], values: dict[str, Any]) -> Collection[
     return keys_to_keep(needs)
 
 
-def _enter(root: Path) -> None:
-    from pipeline.store.layout import require_cache
+def _enter(root: Location) -> None:
+    from pipeline.store.formats import require_cache
 
     for message in require_cache(root):
         click.echo(f"warning: {message}", err=True)
-
-
-# ---------------------------------------------------------------- for people
-
-
-def _show_statistics(found: Statistics) -> None:
-    click.echo(f"{entries(found.entries)}, {shown_size(found.bytes)}")
-    for tower in found.towers:
-        used = time.strftime("%Y-%m-%d", time.localtime(tower.last_use_s))
-        click.echo(
-            f"tower {tower.fingerprint[:12]}… ({tower.family or 'unreadable'}): "
-            f"{entries(tower.entries)}, {shown_size(tower.bytes)}, "
-            f"last used {used}"
-        )
-    for age in found.ages if found.entries else ():
-        label = "longer ago" if age.up_to_days is None else f"up to {age.up_to_days} d ago"
-        share = "#" * round(30 * age.bytes / max(1, found.bytes))
-        click.echo(f"used {label:<15} {age.entries:>9} {shown_size(age.bytes):>9} {share}".rstrip())
-    for name in ("documents", "quarantine", "temporary", "foreign"):
-        heap = getattr(found, name)
-        if heap.files:
-            click.echo(f"{name}: {options.counted(heap.files, 'file')}, {shown_size(heap.bytes)}")
-
-
-def _show_swept(swept: Swept) -> None:
-    verb = "deleted" if swept.applied else "would delete"
-    click.echo(
-        f"gc {verb} {swept.evicted} of {entries(swept.entries)}, "
-        f"{shown_size(swept.evicted_bytes)} of {shown_size(swept.bytes)}"
-        + (f"; {swept.kept} needed by the named jobs stay" if swept.kept else "")
-    )
-    if swept.over_budget_bytes:
-        over = shown_size(swept.over_budget_bytes)
-        click.echo(f"the rest is {over} above the budget", err=True)

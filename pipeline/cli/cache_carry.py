@@ -17,6 +17,7 @@ from pipeline.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from pipeline.needs import Whereabouts
     from pipeline.store.carry import Carried, Choice
+    from pipeline.store.location import Location
 
 
 @click.command()
@@ -49,7 +50,7 @@ def export(
       pipeline cache export carry.tar --job jobs/nightly.jsonl
     """
     from pipeline.store.carry import everything, export_entries
-    from pipeline.store.layout import require_cache
+    from pipeline.store.formats import require_cache
 
     root = values["cache"]
     _warn(require_cache(root))
@@ -69,7 +70,7 @@ def _of_job(job: Path, values: dict[str, Any], quiet: bool, missing: list[str]) 
     from pipeline.needs import needs_of
     from pipeline.run.images import PageOptions, open_pages
     from pipeline.store.carry import Choice
-    from pipeline.store.layout import version_directory
+    from pipeline.store.layout import VERSION
 
     options.say_model(values["model"], quiet)
     pages = PageOptions(**{name: values[name] for name in PageOptions.__dataclass_fields__})
@@ -79,8 +80,7 @@ def _of_job(job: Path, values: dict[str, Any], quiet: bool, missing: list[str]) 
         click.echo(failure_line(failure), err=True)
     missing += needs.missing
     store = opened.target.store
-    base = version_directory(store.root)
-    entries = (store.path(key).relative_to(base).as_posix() for key in sorted(needs.keys))
+    entries = (store.name(key).removeprefix(f"{VERSION}/") for key in sorted(needs.keys))
     return Choice(entries, needs.manifests)
 
 
@@ -88,7 +88,7 @@ def _of_job(job: Path, values: dict[str, Any], quiet: bool, missing: list[str]) 
 @click.argument("archive", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @options.cache_option
 @options.output_options
-def import_(archive: Path, cache: Path, as_json: bool, quiet: bool) -> None:
+def import_(archive: Path, cache: Location, as_json: bool, quiet: bool) -> None:
     """Put the entries of ARCHIVE into the cache, each checked; none is overwritten.
 
     Take archives only from whom you trust with your documents: what the cache knows of a document
@@ -131,7 +131,7 @@ def path(page: str, as_json: bool, **values: Any) -> None:
     from pipeline.errors import Failure
     from pipeline.needs import page_of, whereabouts
     from pipeline.run.images import PageOptions
-    from pipeline.store.layout import refuse_newer
+    from pipeline.store.formats import refuse_newer
 
     _warn(refuse_newer(values["cache"]))
     options.say_model(values["model"], quiet=as_json)

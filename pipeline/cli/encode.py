@@ -29,6 +29,7 @@ from pipeline.encode.records import Done
 from pipeline.errors import ExitCode, Failure
 from pipeline.pages import Discovery
 from pipeline.pages.decoders import Decoders
+from pipeline.store import Compression, Location
 
 
 @click.command()
@@ -53,6 +54,13 @@ from pipeline.pages.decoders import Decoders
     help="Processes that encode, each with a vision tower of its own.",
 )
 @click.option(
+    "--compression",
+    type=click.Choice([each.value for each in Compression]),
+    default=Compression.ZSTD.value,
+    show_default=True,
+    help="How entries are stored, without loss either way; `none` is quicker and takes more room.",
+)
+@click.option(
     "--max-failures",
     metavar="N|PERCENT",
     help="Stop once more pages than N, or than PERCENT of at least 20, have failed.",
@@ -64,13 +72,14 @@ def encode(
     files_from: Path | None,
     model: str | None,
     revision: str | None,
-    cache: Path,
+    cache: Location,
     min_pixels: int | None,
     max_pixels: int | None,
     decode: DecodeOptions,
     precision: str,
     threads: int | None,
     workers: int,
+    compression: str,
     max_failures: str | None,
     as_json: bool,
     quiet: bool,
@@ -102,6 +111,7 @@ def encode(
         max_pixels=max_pixels,
         decode=decode,
         precision=precision,
+        compression=Compression(compression),
     )
     watch = _silent if quiet else partial(_progress, tower=_tower_line(precision, threads))
     say = partial(click.echo, err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline.cli.amounts import ByteSize
 from pipeline.errors import UsageError
 
 if TYPE_CHECKING:
     from pipeline.checkpoint import Model
     from pipeline.pages.inputs import Inputs
+    from pipeline.store.location import Location
 
 Command = Callable[..., Any]
 
@@ -63,15 +66,64 @@ def model_options(command: Command) -> Command:
     )(command)
 
 
+class CachePlace(click.ParamType):
+    """A directory, or a URL that fsspec opens."""
+
+    name = "DIR|URL"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Location:
+        """Where the cache lies; a UsageError of click for what is no such place."""
+        from pipeline.store.location import location_of
+
+        found = location_of(value)
+        if isinstance(found, Path):
+            click.Path(file_okay=False).convert(found, param, ctx)
+        return found
+
+
 def cache_option(command: Command) -> Command:
-    """--cache."""
-    return click.option(
-        "--cache",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("cache"),
-        metavar="DIR",
-        help="Where embeddings are kept.  [default: cache/]",
-    )(command)
+    """--cache, --cache-local and --cache-local-bytes, handed on as one `cache`."""
+
+    @functools.wraps(command)
+    def collected(
+        *arguments: Any,
+        cache: Location,
+        cache_local: Path | None,
+        cache_local_bytes: int | None,
+        **values: Any,
+    ) -> Any:
+        from pipeline.store.location import with_tier
+
+        cache = with_tier(cache, cache_local, cache_local_bytes)
+        return command(*arguments, cache=cache, **values)
+
+    decorators = (
+        click.option(
+            "--cache",
+            type=CachePlace(),
+            default=Path("cache"),
+            metavar="DIR|URL",
+            help="Where embeddings are kept: a directory, or as s3://bucket/prefix.  "
+            "[default: cache/]",
+        ),
+        click.option(
+            "--cache-local",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="Keep here what was read from a cache elsewhere.",
+        ),
+        click.option(
+            "--cache-local-bytes",
+            type=ByteSize(),
+            metavar="SIZE",
+            help="How much --cache-local may take, as 200GB; the least recently used goes first.",
+        ),
+    )
+    for decorate in reversed(decorators):
+        collected = decorate(collected)
+    return collected
 
 
 def pixel_options(command: Command) -> Command:

@@ -25,7 +25,7 @@ from pipeline.encode.records import (
 from pipeline.encode.rounds import in_rounds
 from pipeline.errors import Failure
 from pipeline.pages import Discovery, SourceFile, discover
-from pipeline.store.claims import Claims
+from pipeline.store.claims import claims_in
 from pipeline.store.hold import hold_shared
 
 __all__ = [
@@ -75,7 +75,7 @@ def encode_pages(
     started = time.monotonic()
     found = discover(paths)  # files in stable order, type by content
     tower = stages.TowerAtHand(target, threads)
-    with hold_shared(target.store.root, say=say), Claims(target.store.root) as claims:
+    with hold_shared(target.store.root, say=say), claims_in(target.store.root) as claims:
 
         def line(
             files: Sequence[SourceFile], only: Only | None, put_off: bool

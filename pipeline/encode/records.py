@@ -18,7 +18,7 @@ from pipeline.geometry import Geometry, Placement
 from pipeline.keys import EncodeSpec, RenderSpec
 from pipeline.pages import DEFAULT_DPI, RULES, PageRanges, SourceFile, Wanted
 from pipeline.pages.requests import DEFAULT_LIMITS, DecodeLimits
-from pipeline.store import Entry, Store
+from pipeline.store import Compression, Entry, Location, Store
 
 Pixels = NDArray[np.uint8]
 Only = Mapping[Path, Wanted | None]  # file → its wanted pages, None for all
@@ -71,12 +71,13 @@ class Target:
 
 def target_for(
     model: Model,
-    cache: Path,
+    cache: Location,
     *,
     min_pixels: int | None = None,
     max_pixels: int | None = None,
     decode: DecodeOptions = DEFAULT_DECODE,
     precision: str = "auto",
+    compression: Compression = Compression.ZSTD,
 ) -> Target:
     """The target of a model; raises CheckpointError or UsageError, imports no torch."""
     precision = choose_precision(precision).value
@@ -86,7 +87,8 @@ def target_for(
     spec = family.encode_spec(
         model, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
     )
-    return Target(model, family, spec, Store(cache, tower_fingerprint(model, family)), decode)
+    store = Store(cache, tower_fingerprint(model, family), compression)
+    return Target(model, family, spec, store, decode)
 
 
 @dataclass(frozen=True, slots=True)

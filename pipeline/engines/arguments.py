@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.config import EngineOptions, cpu_build_installed
 from pipeline.errors import UsageError
+from pipeline.store.location import Location, Remote, address_of
 
 WORKER_EXTENSION = "pipeline.plugin.probe.TowerProbe"
 MEDIA_CONNECTOR = "pipeline-cache"
@@ -30,7 +31,7 @@ class ModelSource:
 
     path: Path
     served_names: tuple[str, ...]
-    cache: Path
+    cache: Location
     tower_fingerprint: str
     modalities: tuple[str, ...] = ("image", "video")
     row_width: int = 0
@@ -97,6 +98,16 @@ def _embedding_switches(model: ModelSource) -> list[str]:
     return ["--enable-prompt-embeds", "--trust-request-chat-template"]
 
 
+def _place_of(cache: Location) -> dict[str, str]:
+    """For the plugin's connector; empty is as good as not set."""
+    tier = cache.tier if isinstance(cache, Remote) else None
+    return {
+        "PIPELINE_CONNECTOR_CACHE": address_of(cache),
+        "PIPELINE_CONNECTOR_CACHE_LOCAL": "" if tier is None else str(tier.directory.resolve()),
+        "PIPELINE_CONNECTOR_CACHE_LOCAL_BYTES": "" if tier is None else str(tier.max_bytes),
+    }
+
+
 def engine_environment(model: ModelSource, options: EngineOptions) -> dict[str, str]:
     """The child's whole environment: ours, plus what keeps vLLM quiet, offline and pointed."""
     environment = dict(os.environ)
@@ -106,7 +117,7 @@ def engine_environment(model: ModelSource, options: EngineOptions) -> dict[str, 
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_MEDIA_CONNECTOR": MEDIA_CONNECTOR,
-        "PIPELINE_CONNECTOR_CACHE": str(model.cache.resolve()),
+        **_place_of(model.cache),
         "PIPELINE_CONNECTOR_TOWER": model.tower_fingerprint,
         "PIPELINE_CONNECTOR_WIDTH": str(model.row_width or ""),
         "PIPELINE_DIE_WITH_PARENT": "1",

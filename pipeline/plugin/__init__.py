@@ -21,7 +21,9 @@ __all__ = ["CONNECTOR", "ENV_WIDTH", "WORKER_EXTENSION", "patch_status", "regist
 CONNECTOR = "pipeline-cache"  # for VLLM_MEDIA_CONNECTOR
 WORKER_EXTENSION = "pipeline.plugin.probe.TowerProbe"  # for worker_extension_cls
 
-ENV_CACHE = "PIPELINE_CONNECTOR_CACHE"  # the cache directory that references point into
+ENV_CACHE = "PIPELINE_CONNECTOR_CACHE"  # the cache that references point into: directory or URL
+ENV_LOCAL = "PIPELINE_CONNECTOR_CACHE_LOCAL"  # its read-through tier, and how much that may take
+ENV_LOCAL_BYTES = "PIPELINE_CONNECTOR_CACHE_LOCAL_BYTES"
 ENV_TOWER = "PIPELINE_CONNECTOR_TOWER"  # the tower fingerprint that they belong to
 ENV_DIE_WITH_PARENT = "PIPELINE_DIE_WITH_PARENT"  # set by our drivers for their own engines
 ENV_TOWER_REPORT = "PIPELINE_TOWER_REPORT"  # a directory: each worker writes its report there

@@ -11,15 +11,20 @@ import asyncio
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media.connector import MediaConnector, global_thread_pool
 
-from pipeline.plugin import ENV_CACHE, ENV_TOWER, ENV_WIDTH
+from pipeline.plugin import ENV_CACHE, ENV_LOCAL, ENV_LOCAL_BYTES, ENV_TOWER, ENV_WIDTH
+
+if TYPE_CHECKING:
+    from pipeline.store import Location
 
 PREFIX = "cache:"
 BAD_ENTRY = "bad_cache_entry"  # `bad_cache_entry:<key>: why`: re-encode the page and try again
+UNREACHABLE = "cache_unreachable"  # a cache elsewhere: the same request may be answered later
 BAD_REFERENCE = "bad_cache_reference"  # the request or our own set-up is wrong
 
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -67,9 +72,22 @@ def load_rows(key: str) -> torch.Tensor:
     root, tower = os.environ.get(ENV_CACHE), os.environ.get(ENV_TOWER)
     if not root or not tower:
         raise VLLMValidationError(f"{BAD_REFERENCE}: {ENV_CACHE} and {ENV_TOWER} must be set")
+    from pipeline.errors import PipelineError
     from pipeline.store import BadEntry, Store
 
-    entry = Store(Path(root), tower).get(key)
+    try:
+        entry = Store(_location(root), tower).get(key)
+    except PipelineError as error:
+        raise VLLMValidationError(f"{UNREACHABLE}: {error.message}; {error.hint}") from error
     if isinstance(entry, BadEntry):
         raise VLLMValidationError(f"{BAD_ENTRY}:{key}: {entry.why}")
     return entry.tensor()
+
+
+def _location(root: str) -> Location:
+    from pipeline.store.location import location_of, with_tier
+
+    local, local_bytes = os.environ.get(ENV_LOCAL), os.environ.get(ENV_LOCAL_BYTES)
+    return with_tier(
+        location_of(root), Path(local) if local else None, int(local_bytes) if local_bytes else None
+    )

@@ -28,14 +28,14 @@ from pipeline.jobs import ImageReference
 from pipeline.pages import Discovery
 from pipeline.run.apart import call_apart
 from pipeline.run.outcome import DamagedEntry
-from pipeline.store import Footer
+from pipeline.store import Footer, Location
 
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
     """Which model's embeddings, made how, lying where."""
 
-    cache: Path
+    cache: Location
     model: str | None = None
     revision: str | None = None
     min_pixels: int | None = None

@@ -12,6 +12,7 @@ from pipeline.jobs import Request, Result
 
 # written by the plugin's media connector in front of the reason
 _BAD_ENTRY = re.compile(r"bad_cache_entry:([0-9a-f]{64}): ?(.*)")
+_UNREACHABLE = "cache_unreachable:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ def outcome_of(
     if damaged:
         return DamagedEntry(request, damaged.group(1), damaged.group(2))
     if result.status_code != 200 or result.body is None:
-        reason = Reason.REJECTED if 400 <= result.status_code < 500 else Reason.ENGINE_ERROR
+        is_final = 400 <= result.status_code < 500 and _UNREACHABLE not in (result.error or "")
+        reason = Reason.REJECTED if is_final else Reason.ENGINE_ERROR
         return _failure(request, reason, result.error or f"status {result.status_code}", attempts)
     choices = result.body.get("choices") or []
     # an engine's own error comes as a 200 with no tokens; it is not an empty page

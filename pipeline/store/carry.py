@@ -17,13 +17,15 @@ from typing import Any
 from pipeline.durable import replace_file
 from pipeline.errors import StoreError, UsageError
 from pipeline.keys import canonical_json
-from pipeline.store import documents
-from pipeline.store.check import entry_of, manifest_problem
+from pipeline.store.check import entry_of, manifest_of, manifest_problem
 from pipeline.store.entry import BadEntry
-from pipeline.store.files import write_error, write_whole
+from pipeline.store.files import write_error
 from pipeline.store.hold import hold_shared
-from pipeline.store.layout import DOCUMENTS, FORMAT_VERSION, version_directory
+from pipeline.store.layout import DOCUMENTS, FORMAT_VERSION, VERSION, whole_name
+from pipeline.store.location import Location
 from pipeline.store.logbook import Found
+from pipeline.store.media import medium_of
+from pipeline.store.medium import DamagedError, Medium
 from pipeline.store.walk import walk
 
 MAX_ENTRY_BYTES = 4 << 30  # more than any page; an archive can't fill the memory
@@ -59,14 +61,14 @@ class Carried:
         return asdict(self)
 
 
-def everything(root: Path, tower: str | None = None) -> Choice:
+def everything(root: Location, tower: str | None = None) -> Choice:
     """All that the cache holds, or the entries of one tower, named by how its fingerprint begins.
 
     Raises UsageError if no tower, or more than one, begins so.
     """
     if tower is not None:
-        base = version_directory(root)
-        names = sorted(path.name for path in base.glob("*") if path.name != DOCUMENTS)
+        listed = medium_of(root).listed(VERSION)
+        names = [each.name for each in listed if each.name != DOCUMENTS]
         found = [name for name in names if name.startswith(tower)]
         if len(found) != 1:
             why = "no tower" if not found else "more than one tower"
@@ -92,7 +94,10 @@ def everything(root: Path, tower: str | None = None) -> Choice:
 
 
 def export_entries(
-    root: Path, archive: Path, choice: Choice, watch: Callable[[int], object] = lambda size: None
+    root: Location,
+    archive: Path,
+    choice: Choice,
+    watch: Callable[[int], object] = lambda size: None,
 ) -> Carried:
     """Write what was chosen into a tar; one entry is in memory at a time.
 
@@ -112,12 +117,12 @@ def export_entries(
 
 
 def _members(
-    root: Path, choice: Choice, carried: Carried, watch: Callable[[int], object]
+    root: Location, choice: Choice, carried: Carried, watch: Callable[[int], object]
 ) -> Iterator[bytes]:
-    base = version_directory(root)
+    medium = medium_of(root)
     for name in choice.entries:
         try:
-            data = (base / name).read_bytes()
+            data = medium.read(whole_name(name))
         except OSError as error:
             carried.problems.append(Found(name, f"it can't be read: {error.strerror or error}"))
             continue
@@ -125,14 +130,14 @@ def _members(
         if isinstance(read, BadEntry):
             carried.problems.append(Found(name, read.why))
             continue
-        yield from _member(f"{base.name}/{name}", data)
+        yield from _member(whole_name(name), data)
         carried.entries, carried.bytes = carried.entries + 1, carried.bytes + len(data)
         watch(len(data))
     for name in choice.manifests:
-        if (why := manifest_problem(base / name)) is not None:
+        if (why := manifest_problem(medium, whole_name(name))) is not None:
             carried.problems.append(Found(name, why))
             continue
-        yield from _member(f"{base.name}/{name}", (base / name).read_bytes())
+        yield from _member(whole_name(name), medium.read(whole_name(name)))
         carried.manifests += 1
     contents = {"entries": carried.entries, "manifests": carried.manifests}
     yield from _member(_CONTENTS, canonical_json(contents))
@@ -151,7 +156,7 @@ def _member(name: str, data: bytes) -> Iterator[bytes]:
 
 
 def import_entries(
-    root: Path,
+    root: Location,
     archive: Path,
     watch: Callable[[int], object] = lambda size: None,
     say: Callable[[str], object] = lambda message: None,
@@ -165,7 +170,7 @@ def import_entries(
     with hold_shared(root, say=say):
         try:
             with tarfile.open(archive, "r|") as tar:
-                whole = _take_all(tar, root, carried, watch)
+                whole = _take_all(tar, medium_of(root), carried, watch)
         except tarfile.TarError as error:
             whole = False
             if not carried.entries + carried.there:
@@ -180,7 +185,7 @@ def import_entries(
 
 
 def _take_all(
-    tar: tarfile.TarFile, root: Path, carried: Carried, watch: Callable[[int], object]
+    tar: tarfile.TarFile, medium: Medium, carried: Carried, watch: Callable[[int], object]
 ) -> bool:
     """True if the archive is whole, as its last member tells."""
     for member in tar:
@@ -191,7 +196,7 @@ def _take_all(
         data = file.read()
         if member.name == _CONTENTS:
             return _is_all(data, carried)
-        why = _take(member.name, data, root, carried)
+        why = _take(member.name, data, medium, carried)
         if why is not None:
             carried.problems.append(Found(member.name, why))
         watch(member.size)
@@ -210,7 +215,7 @@ def _is_all(contents: bytes, carried: Carried) -> bool:
     )
 
 
-def _take(name: str, data: bytes, root: Path, carried: Carried) -> str | None:
+def _take(name: str, data: bytes, medium: Medium, carried: Carried) -> str | None:
     """Put one member into the cache; or why not."""
     entry, manifest = _ENTRY.fullmatch(name), _MANIFEST.fullmatch(name)
     found = entry or manifest
@@ -218,20 +223,20 @@ def _take(name: str, data: bytes, root: Path, carried: Carried) -> str | None:
         return "it is no file of a cache"
     if int(found[1]) != FORMAT_VERSION:
         return f"format version {found[1]}, expected {FORMAT_VERSION}"
-    path = root / name
     if entry is not None:
         read = entry_of(data, entry[4], entry[2])
         if isinstance(read, BadEntry):
             return read.why
     else:
         try:
-            documents.from_json(data)
-        except documents.DAMAGE as error:
-            return f"the manifest is unreadable: {error}"
-    if path.exists() and (entry is not None or manifest_problem(path) is None):
+            manifest_of(data)
+        except DamagedError as damage:
+            return f"the manifest is unreadable: {damage}"
+    there = medium.state(name) is not None
+    if there and (entry is not None or manifest_problem(medium, name) is None):
         carried.there += 1
         return None
-    write_whole(path, data)
+    medium.write(name, data, once=entry is not None)
     if entry is not None:
         carried.entries, carried.bytes = carried.entries + 1, carried.bytes + len(data)
     else:

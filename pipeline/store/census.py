@@ -5,19 +5,20 @@ An entry takes 50 bytes here: a million of them stay far below what one page tak
 
 from __future__ import annotations
 
-import os
 import time
 from array import array
 from collections.abc import Container
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.durable import TEMPORARY_SUFFIX
-from pipeline.store.layout import DOCUMENTS, QUARANTINE
+from pipeline.store.layout import DOCUMENTS, QUARANTINE, entry_name, whole_name
+from pipeline.store.location import Location
+from pipeline.store.media import medium_of
+from pipeline.store.medium import TAIL_BYTES, FileState
 from pipeline.store.walk import Place, walk
 
 AGES_DAYS = (1, 7, 30, 90, 365)
@@ -44,7 +45,7 @@ class Census:
     `kept` says which of them must stay. Manifests, temporary and other files are counted alone.
     """
 
-    root: Path
+    root: Location
     towers: list[str] = field(default_factory=list)
     keys: bytearray = field(default_factory=bytearray)
     tower_numbers: array[int] = field(default_factory=lambda: array("I"))
@@ -75,21 +76,24 @@ class Census:
         return self.towers[self.tower_numbers[number]]
 
 
-def take_census(root: Path, keep: Container[str] = ()) -> Census:
+def take_census(root: Location, keep: Container[str] = ()) -> Census:
     """Count what lies in the cache `root`; entries whose key is in `keep` must stay."""
-    census = Census(root)
+    census, medium = Census(root), medium_of(root)
     for place in walk(root):
         try:
-            found = os.stat(place.path)
-        except OSError:  # it has gone meanwhile
+            found = place.state or medium.state(whole_name(place.name))
+        except OSError:
             continue
-        _count(census, place, found, keep)
-    for path in _files_in(root / QUARANTINE):
-        census.quarantine.add(path.stat().st_size)
+        if found is not None:  # else it has gone meanwhile
+            _count(census, place, found, keep)
+    for listed in medium.listed(QUARANTINE):
+        found = listed.state or medium.state(f"{QUARANTINE}/{listed.name}")
+        if found is not None and not listed.is_directory:
+            census.quarantine.add(found.st_size)
     return census
 
 
-def _count(census: Census, place: Place, found: os.stat_result, keep: Container[str]) -> None:
+def _count(census: Census, place: Place, found: FileState, keep: Container[str]) -> None:
     parts = place.parts
     stem, dot, ending = parts[-1].rpartition(".")
     if dot + ending == TEMPORARY_SUFFIX:
@@ -114,10 +118,6 @@ def _key_of(stem: str) -> bytes | None:
     except ValueError:
         return None
     return key if len(key) == _KEY_BYTES and key.hex() == stem else None
-
-
-def _files_in(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if path.is_file()] if directory.is_dir() else []
 
 
 # ---------------------------------------------------------------- for people and machines
@@ -200,10 +200,10 @@ def _tower_count(
 
 def _family(census: Census, number: int, fingerprint: str) -> str | None:
     from pipeline.store.entry import read_footer
-    from pipeline.store.shelf import Store
 
+    name = entry_name(fingerprint, census.key(number))
     try:
-        return read_footer(Store(census.root, fingerprint).path(census.key(number))).family
+        return medium_of(census.root).load(name, read_footer, TAIL_BYTES).family
     except Exception:  # whatever pyarrow makes of a damaged file; `verify` tells
         return None
 

@@ -17,24 +17,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-CLAIMS = "claims"
+from pipeline.store.location import Location
+
+_CLAIMS = "claims"
 
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 
 
 class Claims:
-    """What this process has claimed in the cache `root`.
+    """What this process has claimed, by locks in the file `path`.
 
-    Where there are no such locks (some network file systems, another system than 64-bit Linux, a
-    cache that can't be written) everything is granted: a page is then at worst encoded twice.
+    Where there are none (None: an object store; some network file systems, another system than
+    64-bit Linux, a cache that can't be written) everything is granted: a page is then at worst
+    encoded twice.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._path = root / CLAIMS
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
+        if self._path is None:
+            return self
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -86,3 +91,8 @@ class Claims:
 def _offset(name: str) -> int:
     """Below 2^62. Two names with the same one would wait for each other, no more."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
+
+
+def claims_in(root: Location) -> Claims:
+    """The claims of a cache; nothing is opened before they are entered."""
+    return Claims(root / _CLAIMS if isinstance(root, Path) else None)

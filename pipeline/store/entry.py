@@ -1,15 +1,12 @@
-"""One cache entry: a page's embedding as a Parquet file of one row.
-
-bfloat16 values are kept as two byte planes. The high bytes (sign and exponent) of activations
-repeat, zstd takes half of them away; the low bytes are noise and stay plain.
-"""
+"""One cache entry: a page's embedding, as two byte planes in a Parquet file of one row."""
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +14,22 @@ from numpy.typing import NDArray
 from pipeline.geometry import Grid, tokens
 from pipeline.keys import EncodeSpec, canonical_json, payload_digest
 from pipeline.store.layout import FORMAT_VERSION
+from pipeline.store.planes import Plane, all_finite, joined, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
 DTYPE = "bfloat16"
+_END_BYTES = 8  # of a Parquet file: the length of its footer, and PAR1
 _FOOTER_KEY = b"pipeline.entry"
+
+
+class Compression(Enum):
+    """How the high plane is stored; no part of a key, entries of either kind are read alike."""
+
+    ZSTD = "zstd"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,8 @@ class Entry:
     """A footer with its two planes of rows·width bytes each."""
 
     footer: Footer
-    high: bytes | memoryview
-    low: bytes | memoryview
+    high: Plane
+    low: Plane
 
     @classmethod
     def from_bits(
@@ -89,14 +95,13 @@ class Entry:
         `source_size` is (height, width) of the page in px as decoded.
         """
         rows, width = bits.shape
-        pairs = np.ascontiguousarray(bits, dtype="<u2").view(np.uint8).reshape(-1, 2)
-        high, low = pairs[:, 1].tobytes(), pairs[:, 0].tobytes()
+        high, low = split(bits)
         footer = Footer(
             format_version=FORMAT_VERSION,
             key=key,
             family=spec.family,
             tower_fingerprint=tower_fingerprint,
-            spec_json=canonical_json(asdict(spec)).decode(),
+            spec_json=_spec_json(spec),
             rows=rows,
             width=width,
             dtype=DTYPE,
@@ -104,7 +109,7 @@ class Entry:
             source_width_px=source_size[1],
             source_height_px=source_size[0],
             tiles=tiles,
-            finite=planes_finite(high, low),
+            finite=all_finite(high, low),
             digest=payload_digest(key, rows, width, grid, (high, low)),
             made_by=made_by,
         )
@@ -112,10 +117,7 @@ class Entry:
 
     def bits(self) -> NDArray[np.uint16]:
         """The values' bits, uint16 of shape (rows, width); one copy."""
-        pairs = np.empty((self.footer.rows * self.footer.width, 2), dtype=np.uint8)
-        pairs[:, 0] = np.frombuffer(self.low, dtype=np.uint8)
-        pairs[:, 1] = np.frombuffer(self.high, dtype=np.uint8)
-        return pairs.view("<u2").reshape(self.footer.rows, self.footer.width)
+        return joined(self.high, self.low).reshape(self.footer.rows, self.footer.width)
 
     def tensor(self) -> torch.Tensor:
         """The embedding, bfloat16 of shape (rows, width); one copy."""
@@ -124,11 +126,9 @@ class Entry:
         return torch.from_numpy(self.bits()).view(torch.bfloat16)
 
 
-def planes_finite(high: bytes | memoryview, low: bytes | memoryview) -> bool:
-    """True if no value is infinite or NaN, that is, has all eight exponent bits set."""
-    exponent_high = (np.frombuffer(high, dtype=np.uint8) & 0x7F) == 0x7F
-    exponent_low = (np.frombuffer(low, dtype=np.uint8) & 0x80) == 0x80
-    return not bool(np.any(exponent_high & exponent_low))
+@functools.lru_cache(maxsize=8)
+def _spec_json(spec: EncodeSpec) -> str:
+    return canonical_json(asdict(spec)).decode()
 
 
 def footer_problem(footer: Footer, key: str, tower_fingerprint: str) -> str | None:
@@ -174,33 +174,30 @@ def entry_problem(entry: Entry, key: str, tower_fingerprint: str) -> str | None:
     planes = (entry.high, entry.low)
     if payload_digest(key, footer.rows, footer.width, footer.grid, planes) != footer.digest:
         return "the payload does not match its digest"
-    if not planes_finite(*planes):
+    if not all_finite(*planes):
         return "it holds values that are not finite"
     return None
 
 
-def to_parquet(entry: Entry) -> memoryview:
+def to_parquet(entry: Entry, compression: Compression = Compression.ZSTD) -> memoryview:
     """The entry as the bytes of a Parquet file of one row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    schema = _schema()
     scalars = {field.name: getattr(entry.footer, field.name) for field in fields(Footer)}
     scalars["grid"] = None if entry.footer.grid is None else list(entry.footer.grid)
-    columns = {
-        name: pa.array([value], type=_arrow_type(pa, name, value))
-        for name, value in scalars.items()
-    }
-    columns |= {
-        "high": pa.array([entry.high], pa.binary()),
-        "low": pa.array([entry.low], pa.binary()),
-    }
-    table = pa.table(columns).replace_schema_metadata({_FOOTER_KEY: canonical_json(scalars)})
+    row = pa.array([scalars], pa.struct(list(schema)[: len(scalars)]))
+    table = pa.Table.from_arrays(
+        [*row.flatten(), _cell(entry.high), _cell(entry.low)],
+        schema=schema.with_metadata({_FOOTER_KEY: canonical_json(scalars)}),
+    )
     sink = pa.BufferOutputStream()
     pq.write_table(
         table,
         sink,
-        compression={"high": "zstd"},
-        compression_level={"high": 1},
+        compression={"high": compression.value},
+        compression_level={"high": 1} if compression is Compression.ZSTD else None,
         use_dictionary=False,
         write_statistics=False,
         write_page_checksum=True,
@@ -208,17 +205,31 @@ def to_parquet(entry: Entry) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _arrow_type(pa: Any, name: str, value: Any) -> pa.DataType:
-    if name == "grid":
-        return pa.list_(pa.int64())
-    return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}[type(value)]
+@functools.cache
+def _schema() -> pa.Schema:
+    """The columns of `cache/README.md`."""
+    import pyarrow as pa
+
+    types = {"int": pa.int64(), "str": pa.string(), "bool": pa.bool_()}
+    types["Grid | None"] = pa.list_(pa.int64())
+    columns = [(field.name, types[str(field.type)]) for field in fields(Footer)]
+    return pa.schema([*columns, ("high", pa.binary()), ("low", pa.binary())])
 
 
-def read_footer(path: Path) -> Footer:
-    """The footer of an entry's file, its payload untouched; raises if it can't be parsed."""
+def _cell(plane: Plane) -> pa.BinaryArray:
+    """A column of one value: the plane itself, not a copy of it."""
+    import pyarrow as pa
+
+    ends = np.array([0, len(plane)], np.int32)
+    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(plane)])
+
+
+def read_footer(tail: bytes) -> Footer:
+    """The footer in the last bytes of an entry's file; raises if it can't be parsed."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return _parse_footer(pq.read_metadata(path).metadata)
+    return _parse_footer(pq.read_metadata(pa.BufferReader(tail)).metadata)
 
 
 def from_parquet(data: bytes) -> Entry:
@@ -228,12 +239,16 @@ def from_parquet(data: bytes) -> Entry:
 
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     footer = _parse_footer(file.metadata.metadata)
+    low = _last_cell(data, footer.rows * footer.width)
+    names = [*(field.name for field in fields(Footer)), "high"]
     # without threads: one that lives at the end aborts the process, see apache/arrow#34314
-    (row,) = file.read([field.name for field in fields(Footer)], use_threads=False).to_pylist()
+    table = file.read(names if low is not None else [*names, "low"], use_threads=False)
+    (row,) = table.select(names[:-1]).to_pylist()
     if canonical_json(row) != canonical_json(asdict(footer)):
         raise ValueError("columns and footer disagree")
-    planes = file.read(["high", "low"], use_threads=False)
-    high, low = (memoryview(planes[name][0].as_buffer()) for name in ("high", "low"))
+    if low is None:
+        low = memoryview(table["low"][0].as_buffer())
+    high = memoryview(table["high"][0].as_buffer())
     return Entry(footer, high, low)
 
 
@@ -244,3 +259,16 @@ def _parse_footer(metadata: dict[bytes, bytes] | None) -> Footer:
     if values["grid"] is not None:
         values["grid"] = tuple(values["grid"])
     return Footer(**values)
+
+
+def _last_cell(data: bytes, size: int) -> memoryview | None:
+    """The low plane of `size` bytes where it lies in the file; None if that is laid out otherwise.
+
+    A plain value is its length and its bytes, and the last one ends where the file's footer
+    begins. The entry's digest says whether these were they.
+    """
+    end = len(data) - _END_BYTES - int.from_bytes(data[-_END_BYTES:-4], "little")
+    start = end - size
+    if start < 4 or data[start - 4 : start] != size.to_bytes(4, "little"):
+        return None
+    return memoryview(data)[start:end]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from pathlib import Path
 
-from pipeline.durable import replace_file, sync_directory
+from pipeline.durable import replace_file
 from pipeline.errors import StoreError
-from pipeline.store.layout import QUARANTINE
 
-_STEM_LENGTH = 160  # of a file in quarantine: names end at 255 bytes
 _HINTS = {
     errno.ENOSPC: "free some space or choose another directory with `--cache DIR`",
     errno.EDQUOT: "the disk quota is used up; choose another directory with `--cache DIR`",
@@ -62,19 +59,3 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         replace_file(path, [data], shared=True)
     except OSError as error:
         raise write_error(path, error, memoryview(data).nbytes) from error
-
-
-def set_aside(root: Path, path: Path, why: str) -> Path | None:
-    """Move a bad file to the quarantine, with the reason beside it; None if it is gone."""
-    ending = path.suffix if path.suffix != ".txt" else ".file"  # the reason is the .txt
-    target = root / QUARANTINE / f"{path.stem[:_STEM_LENGTH]}.{time.time_ns()}{ending}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
-        sync_directory(path.parent)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise write_error(target, error) from error
-    write_whole(target.with_suffix(".txt"), (why + "\n").encode())
-    return target

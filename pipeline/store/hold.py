@@ -2,6 +2,8 @@
 
 A flock(2): it ends with the process that holds it, however that dies, and is never stale. On
 Linux it also works over NFS. The file itself is never removed, for whoever waits has it open.
+
+Object stores have no locks: there, whoever deletes keeps off what is younger than a grace period.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from pathlib import Path
 
 from pipeline.errors import LockedError, StoreError
 from pipeline.store.files import write_error
-from pipeline.store.layout import LOCK, refuse_newer
+from pipeline.store.formats import refuse_newer
+from pipeline.store.layout import LOCK
+from pipeline.store.location import Location
+
+GRACE_S = 48 * 3600
 
 _POLL_S = 0.2
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -25,17 +31,17 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextmanager
 def hold_shared(
-    root: Path, *, say: Callable[[str], object] = lambda message: None
+    root: Location, *, say: Callable[[str], object] = lambda message: None
 ) -> Iterator[None]:
-    """Use the cache: nothing in it is deleted meanwhile.
+    """Use the cache: nothing in it is deleted meanwhile, in an object store nothing used of late.
 
     Waits while a `gc` or `repair` works, told once through `say`, as is an older format beside
     this one. Raises StoreError where the cache holds a newer format or can't be made.
     """
     for message in refuse_newer(root):
         say(message)
-    descriptor = _open(root / LOCK)
-    if descriptor is None:
+    descriptor = _open(root / LOCK) if isinstance(root, Path) else None
+    if descriptor is None or not isinstance(root, Path):
         yield
         return
     try:
@@ -61,13 +67,17 @@ def _wait(descriptor: int, root: Path, say: Callable[[str], object]) -> None:
 
 
 @contextmanager
-def hold_alone(root: Path) -> Iterator[int]:
+def hold_alone(root: Location, grace_s: float = GRACE_S) -> Iterator[int]:
     """Delete or move what is in the cache; gives the time since when nobody else uses it.
 
     That time, in ns since the epoch, is by the file system's own clock, as mtimes are. Raises
-    LockedError, naming the holders, while an encoder or a run is alive.
+    LockedError, naming the holders, while an encoder or a run is alive. In an object store it is
+    `grace_s` ago: what is older is not being written, and was not used of late.
     """
     refuse_newer(root)
+    if not isinstance(root, Path):
+        yield int((time.time() - grace_s) * 1e9)
+        return
     path = root / LOCK
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -90,8 +100,10 @@ def hold_alone(root: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def is_in_use(root: Path) -> bool:
-    """True while anyone holds the lock, shared or not."""
+def is_in_use(root: Location) -> bool:
+    """True while anyone holds the lock, shared or not, or may do so unseen in an object store."""
+    if not isinstance(root, Path):
+        return True
     try:
         descriptor = os.open(root / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

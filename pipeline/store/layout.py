@@ -1,55 +1,24 @@
-"""Names below `cache/`, and which format versions this program may touch."""
+"""Names below a cache, as paths from its root: the same on a disk and in an object store."""
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-
-from pipeline.errors import StoreError
-
 FORMAT_VERSION = 1
+VERSION = f"v{FORMAT_VERSION}"  # where entries and manifests of this format lie
 DOCUMENTS = "documents"
 QUARANTINE = "quarantine"
 LOCK = "lock"
 
-_VERSION = re.compile(r"v([0-9]+)")
+
+def entry_name(tower_fingerprint: str, key: str) -> str:
+    """Where the entry of `key` lies or would lie."""
+    return f"{VERSION}/{tower_fingerprint}/{key[:2]}/{key}.parquet"
 
 
-def version_directory(root: Path) -> Path:
-    """Where entries and manifests of this format lie."""
-    return root / f"v{FORMAT_VERSION}"
+def manifest_name(file_digest: str, render_digest: str) -> str:
+    """Where the manifest of a file with these bytes, rendered so, lies or would lie."""
+    return f"{VERSION}/{DOCUMENTS}/{file_digest[:2]}/{file_digest}-{render_digest}.json"
 
 
-def refuse_newer(root: Path) -> tuple[str, ...]:
-    """Look which format versions lie in the cache; a sentence for each older one.
-
-    Raises StoreError for a newer one: what it holds and who still writes it is not known here.
-    An older one is left alone.
-    """
-    try:
-        names = sorted(os.listdir(root))
-    except OSError:  # not there yet, or whoever reads or writes it next says why
-        return ()
-    older = []
-    for name in names:
-        found = _VERSION.fullmatch(name)
-        if found is None or int(found[1]) == FORMAT_VERSION:
-            continue
-        if int(found[1]) > FORMAT_VERSION:
-            raise StoreError(
-                f"`{root / name}` was written by a newer version of this program, which knows "
-                f"up to format {FORMAT_VERSION}",
-                "upgrade this program, or choose another directory with `--cache DIR`",
-            )
-        older.append(f"`{root / name}` is of an older format and left alone; it can be deleted")
-    return tuple(older)
-
-
-def require_cache(root: Path) -> tuple[str, ...]:
-    """`refuse_newer` of a cache that must be there; raises StoreError if it is not."""
-    if not root.is_dir():
-        raise StoreError(
-            f"there is no cache `{root}`", "`pipeline encode PATH` makes one; check `--cache DIR`"
-        )
-    return refuse_newer(root)
+def whole_name(name: str) -> str:
+    """The path from the root of what is named from the version directory."""
+    return f"{VERSION}/{name}"

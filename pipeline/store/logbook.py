@@ -7,7 +7,6 @@ end, a mark with the last file read and the totals. What follows the last mark i
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +17,9 @@ from pipeline.durable import replace_file, sync
 from pipeline.errors import StoreError, UsageError
 from pipeline.store.check import Checked, check_files
 from pipeline.store.files import write_error
-from pipeline.store.layout import FORMAT_VERSION
+from pipeline.store.layout import FORMAT_VERSION, whole_name
+from pipeline.store.location import Location, address_of
+from pipeline.store.media import medium_of
 from pipeline.store.walk import walk
 
 _MARK_EVERY_S = 2.0
@@ -53,7 +54,7 @@ class Progress:
 class Logbook:
     """Progress that outlives its process, if it was given a file."""
 
-    def __init__(self, root: Path, path: Path | None) -> None:
+    def __init__(self, root: Location, path: Path | None) -> None:
         self.path = path
         self.progress = Progress()
         self._root = root
@@ -67,7 +68,7 @@ class Logbook:
             found = read_progress(self._root, path)
             if not found.done:
                 self.progress = found
-        head = {"cache": str(self._root.resolve()), "format_version": FORMAT_VERSION}
+        head = {"cache": address_of(self._root), "format_version": FORMAT_VERSION}
         try:
             replace_file(path, [_line(head), *self._news()])
         except OSError as error:
@@ -105,7 +106,7 @@ class Logbook:
         yield _line({name: getattr(progress, name) for name in names})
 
 
-def read_progress(root: Path, path: Path) -> Progress:
+def read_progress(root: Location, path: Path) -> Progress:
     """What a state file of this cache says up to its last mark.
 
     Raises UsageError for a file that is none, or of another cache.
@@ -117,7 +118,7 @@ def read_progress(root: Path, path: Path) -> Progress:
         cache = json.loads(head)["cache"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"`{path}` is no state file of `pipeline cache verify`", hint) from error
-    if cache != str(root.resolve()):
+    if cache != address_of(root):
         raise UsageError(f"the state file `{path}` is of the cache `{cache}`", hint)
     for line in lines[:-1]:  # what follows the last newline is torn
         try:
@@ -145,7 +146,7 @@ def _unwritable(path: Path, error: OSError) -> StoreError:
 
 
 def verify(
-    root: Path,
+    root: Location,
     logbook: Logbook,
     say: Callable[[Found], None],
     watch: Callable[[int], object] = lambda size: None,
@@ -170,12 +171,13 @@ def verify(
     return logbook.progress
 
 
-def total_bytes(root: Path) -> int:
+def total_bytes(root: Location) -> int:
     """What a whole verification has to read, for a progress bar; a stat per file."""
-    total = 0
+    medium, total = medium_of(root), 0
     for place in walk(root):
         try:
-            total += os.stat(place.path).st_size
+            found = place.state or medium.state(whole_name(place.name))
         except OSError:
             continue
+        total += 0 if found is None else found.st_size
     return total

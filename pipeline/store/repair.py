@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.durable import TEMPORARY_SUFFIX
-from pipeline.store.check import LEFT_OVER, check_files, check_named
-from pipeline.store.files import set_aside, write_error
-from pipeline.store.hold import hold_alone
-from pipeline.store.layout import QUARANTINE, version_directory
+from pipeline.store.check import FOREIGN, LEFT_OVER, check_files, check_named
+from pipeline.store.hold import GRACE_S, hold_alone
+from pipeline.store.layout import QUARANTINE, whole_name
+from pipeline.store.location import Location
+from pipeline.store.media import medium_of
+from pipeline.store.medium import Medium
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +29,45 @@ class Repaired:
         return asdict(self)
 
 
-def repair(root: Path, names: Iterable[str] | None = None) -> Iterator[Repaired]:
+def repair(
+    root: Location, names: Iterable[str] | None = None, grace_s: float = GRACE_S
+) -> Iterator[Repaired]:
     """Quarantine every file of the cache that is not whole or not ours; remove left-over ones.
 
     `names` (paths from the version directory) restricts it to files found before; each is read
     again. A temporary file is left over if it was there before nobody else used the cache: who
-    writes one holds the lock. Raises LockedError while an encoder or a run is alive.
+    writes one holds the lock. Raises LockedError while an encoder or a run is alive. An object
+    store has no locks: there, a temporary or foreign file stays until it is older than `grace_s`.
     """
-    base = version_directory(root)
-    with hold_alone(root) as alone_since_ns:
+    medium = medium_of(root)
+    with hold_alone(root, grace_s) as alone_since_ns:
         checked = check_files(root, alone=True) if names is None else check_named(root, names)
         for file in checked:
-            path = base / file.name
+            name = whole_name(file.name)
             if file.why == LEFT_OVER:
-                yield from _remove(root, path, alone_since_ns)
+                yield from _remove(medium, name, alone_since_ns)
+            elif file.why == FOREIGN and not isinstance(root, Path):
+                if _is_older(medium, name, alone_since_ns):
+                    yield from _move(medium, name, file.why)
             elif file.why is not None:
-                moved = set_aside(root, path, file.why)
-                if moved is not None:
-                    yield Repaired(_name(root, path), file.why, _name(root, moved))
-        for path in sorted((root / QUARANTINE).glob(f".*{TEMPORARY_SUFFIX}")):
-            yield from _remove(root, path, alone_since_ns)
+                yield from _move(medium, name, file.why)
+        for listed in medium.listed(QUARANTINE):
+            if listed.name.startswith(".") and listed.name.endswith(TEMPORARY_SUFFIX):
+                yield from _remove(medium, f"{QUARANTINE}/{listed.name}", alone_since_ns)
 
 
-def _remove(root: Path, path: Path, alone_since_ns: int) -> Iterator[Repaired]:
-    try:
-        if os.lstat(path).st_mtime_ns <= alone_since_ns:
-            os.unlink(path)
-            yield Repaired(_name(root, path), LEFT_OVER, None)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise write_error(path, error) from error
+def _move(medium: Medium, name: str, why: str) -> Iterator[Repaired]:
+    moved = medium.set_aside(name, why)
+    if moved is not None:
+        yield Repaired(name, why, moved)
 
 
-def _name(root: Path, path: Path) -> str:
-    return path.relative_to(root).as_posix()
+def _remove(medium: Medium, name: str, alone_since_ns: int) -> Iterator[Repaired]:
+    if _is_older(medium, name, alone_since_ns):
+        medium.delete(name)
+        yield Repaired(name, LEFT_OVER, None)
+
+
+def _is_older(medium: Medium, name: str, time_ns: int) -> bool:
+    found = medium.state(name, link=True)
+    return found is not None and found.st_mtime_ns <= time_ns

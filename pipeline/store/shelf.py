@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import StoreError
-from pipeline.store import check, documents, files
+from pipeline.store import check, documents
 from pipeline.store.documents import Manifest
 from pipeline.store.entry import (
     BadEntry,
+    Compression,
     Entry,
     Footer,
     entry_problem,
@@ -19,85 +18,97 @@ from pipeline.store.entry import (
     read_footer,
     to_parquet,
 )
-from pipeline.store.layout import DOCUMENTS, version_directory
-from pipeline.store.use import note_use
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something in the cache that is not as it should be."""
-
-    path: Path
-    why: str
+from pipeline.store.layout import entry_name, manifest_name
+from pipeline.store.location import Location
+from pipeline.store.logbook import Found
+from pipeline.store.media import access_to
+from pipeline.store.medium import TAIL_BYTES, Access, DamagedError
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The cache below `root`, for embeddings of one tower."""
+    """The cache below `root`, for embeddings of one tower.
 
-    root: Path
+    `compression` is of entries that are written; those that are read may have either.
+    """
+
+    root: Location
     tower_fingerprint: str
+    compression: Compression = Compression.ZSTD
+
+    @property
+    def access(self) -> Access:
+        """The files of the cache, through its local tier if it has one."""
+        return access_to(self.root)
+
+    def name(self, key: str) -> str:
+        """The path of the entry of `key` from the cache's root."""
+        return entry_name(self.tower_fingerprint, key)
 
     def path(self, key: str) -> Path:
-        """Where the entry of `key` lies or would lie."""
-        return version_directory(self.root) / self.tower_fingerprint / key[:2] / f"{key}.parquet"
+        """Where the entry of `key` lies or would lie in a cache on a disk."""
+        assert isinstance(self.root, Path), self.root
+        return self.root / self.name(key)
 
     def has(self, key: str) -> bool:
-        """True if there is an entry under `key`; a stat, its content is checked by readers.
+        """True if there is an entry under `key`; its content is checked by readers.
 
         Counts as a use of the entry: a page that is still encoded each night is not forgotten.
         """
-        path = self.path(key)
-        try:
-            found = os.stat(path)
-        except (OSError, ValueError):
-            return False
-        if not stat.S_ISREG(found.st_mode):
-            return False
-        note_use(path, found)
-        return True
+        return self.access.has(self.name(key))
 
     def put(self, entry: Entry) -> int:
-        """Write an entry and return its size on disk in bytes; one already there stays.
+        """Write an entry and return its stored size in bytes; one already there stays.
 
         Raises StoreError for an entry that `get` would refuse, and where writing fails.
         """
         key = entry.footer.key
         if (problem := entry_problem(entry, key, self.tower_fingerprint)) is not None:
             raise StoreError(f"entry {key[:12]}… is not written: {problem}")
-        path = self.path(key)
-        if not self.has(key):
-            files.write_whole(path, to_parquet(entry))
-        return path.stat().st_size
+        data = to_parquet(entry, self.compression)
+        self.access.write(self.name(key), data)
+        return data.nbytes
 
     def get(self, key: str) -> Entry | BadEntry:
         """The entry under `key` with digest, shape and values checked, or what is wrong with it."""
-        path = self.path(key)
-        found = check.read_entry(path, key, self.tower_fingerprint)
+        name = self.name(key)
+        found = check.read_entry(self.access, name, key, self.tower_fingerprint)
         if isinstance(found, Entry):
-            note_use(path)
+            self.access.note_use(name)
         return found
 
     def footer(self, key: str) -> Footer | None:
         """What the entry says of itself, its payload unread; None if absent or not usable."""
+
+        def parse(tail: bytes) -> Footer:
+            try:
+                footer = read_footer(tail)
+            except Exception as error:  # whatever pyarrow makes of a damaged file: it is a miss
+                raise DamagedError(str(error)) from error
+            if (problem := footer_problem(footer, key, self.tower_fingerprint)) is not None:
+                raise DamagedError(problem)
+            return footer
+
         try:
-            footer = read_footer(self.path(key))
-        except Exception:  # whatever pyarrow makes of a damaged file: it is a miss
+            footer = self.access.load(self.name(key), parse, TAIL_BYTES)
+        except (OSError, DamagedError):
             return None
-        if footer_problem(footer, key, self.tower_fingerprint) is not None:
-            return None
-        note_use(self.path(key))
+        self.access.note_use(self.name(key))
         return footer
 
-    def quarantine(self, key: str, why: str) -> Path | None:
-        """Move a bad entry out of the way, with the reason beside it; None if it is gone."""
-        return files.set_aside(self.root, self.path(key), why)
+    def quarantine(self, key: str, why: str) -> str | None:
+        """Move a bad entry out of the way, with the reason beside it; None if it is gone.
+
+        Gives its path from the cache's root.
+        """
+        return self.access.set_aside(self.name(key), why)
 
     def manifest(self, file_digest: str, render_digest: str) -> Manifest | None:
         """The pages of a file as decoded before; None if unknown or unreadable."""
         try:
-            return documents.from_json(self.manifest_path(file_digest, render_digest).read_bytes())
-        except (OSError, *documents.DAMAGE):
+            name = manifest_name(file_digest, render_digest)
+            return self.access.load(name, check.manifest_of)
+        except (OSError, DamagedError):
             return None
 
     def put_manifest(self, file_digest: str, render_digest: str, manifest: Manifest) -> None:
@@ -107,16 +118,10 @@ class Store:
         then the old one would point to entries that are never made again.
         """
         if self.manifest(file_digest, render_digest) != manifest:
-            path = self.manifest_path(file_digest, render_digest)
-            files.write_whole(path, documents.to_json(manifest))
+            name = manifest_name(file_digest, render_digest)
+            self.access.write(name, documents.to_json(manifest), once=False)
 
-    def manifest_path(self, file_digest: str, render_digest: str) -> Path:
-        """Where the manifest of a file with these bytes, rendered so, lies or would lie."""
-        name = f"{file_digest}-{render_digest}.json"
-        return version_directory(self.root) / DOCUMENTS / file_digest[:2] / name
-
-    def verify(self) -> list[Problem]:
+    def verify(self) -> list[Found]:
         """What is wrong below the cache, of every tower; reads all of it and changes nothing."""
-        base = version_directory(self.root)
         found = check.check_files(self.root)
-        return [Problem(base / file.name, file.why) for file in found if file.why is not None]
+        return [Found(file.name, file.why) for file in found if file.why is not None]

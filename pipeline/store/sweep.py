@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.store.census import Census, take_census
-from pipeline.store.files import write_error
-from pipeline.store.hold import hold_alone
-from pipeline.store.shelf import Store
+from pipeline.store.hold import GRACE_S, hold_alone
+from pipeline.store.layout import entry_name
+from pipeline.store.location import Location
+from pipeline.store.media import medium_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +54,40 @@ def _nothing() -> Collection[str]:
 
 
 def sweep(
-    root: Path,
+    root: Location,
     budget: Budget,
     *,
     needed: Callable[[], Collection[str]] = _nothing,
     apply: bool = False,
+    grace_s: float = GRACE_S,
 ) -> Swept:
     """Bring the cache `root` within its budget, or with `apply` False only say what would go.
 
     `needed` gives the keys that must stay; it is asked once nobody else uses the cache. Raises
-    LockedError while an encoder or a run does, StoreError where an entry can't be deleted.
+    LockedError while an encoder or a run does, StoreError where an entry can't be deleted. In an
+    object store, which has no locks, nothing goes that was used in the last `grace_s`.
     """
-    with hold_alone(root) if apply else nullcontext():
+    budget = _with_grace(budget, root, grace_s)
+    with hold_alone(root, grace_s) if apply else nullcontext():
         census = take_census(root, frozenset(needed()))
         going = evictions(census, budget)
         if apply:
-            for number in map(int, going):
-                _delete(Store(root, census.tower(number)).path(census.key(number)))
+            going = _delete(census, going)
     return _swept(census, going, budget, apply)
+
+
+def _with_grace(budget: Budget, root: Location, grace_s: float) -> Budget:
+    if isinstance(root, Path):
+        return budget
+    used_before_s = time.time() - grace_s
+    if budget.used_before_s is not None:
+        used_before_s = min(used_before_s, budget.used_before_s)
+    return replace(budget, used_before_s=used_before_s)
 
 
 def foresee(census: Census, budget: Budget) -> Swept:
     """What a sweep of the cache so counted would delete."""
+    budget = _with_grace(budget, census.root, GRACE_S)
     return _swept(census, evictions(census, budget), budget, applied=False)
 
 
@@ -94,13 +107,18 @@ def evictions(census: Census, budget: Budget) -> NDArray[np.int64]:
     return order[:count]
 
 
-def _delete(path: Path) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise write_error(path, error) from error
+def _delete(census: Census, going: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Delete these entries; gives those of them that are gone now."""
+    medium, gone = medium_of(census.root), []
+    for number in map(int, going):
+        name = entry_name(census.tower(number), census.key(number))
+        if not isinstance(census.root, Path):  # no lock: it may have been used since it was counted
+            found = medium.state(name)
+            if found is None or found.st_mtime_ns > census.uses_ns[number]:
+                continue
+        medium.delete(name)
+        gone.append(number)
+    return np.asarray(gone, np.int64)
 
 
 def _swept(census: Census, going: NDArray[np.int64], budget: Budget, applied: bool) -> Swept:
