@@ -26,8 +26,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.checkpoint import BUNDLED_PATH, resolve_model
+from pipeline.checkpoint import resolve_model
 from pipeline.families import family_of
+from pipeline.models import BUNDLED_PATH
 
 ROOT = Path(__file__).parents[1]
 PREFIX = "model.visual."

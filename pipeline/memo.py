@@ -9,6 +9,9 @@ the same state.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import importlib.util
 import json
 import os
 import sqlite3
@@ -16,6 +19,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from pipeline.tree import files_below
 
 VARIABLE = "PIPELINE_MEMO"  # another place for the file; empty: nothing is remembered
 
@@ -56,6 +61,23 @@ def is_settled(found: os.stat_result, now_ns: int | None = None) -> bool:
     """False for a file that was changed so lately that its time stamps could hide a change."""
     now = time.time_ns() if now_ns is None else now_ns
     return max(found.st_mtime_ns, found.st_ctime_ns) < now - _UNSETTLED_NS
+
+
+@functools.cache
+def program_state(*libraries: str) -> str:
+    """16 hex digits that another version of this program has others of, or of these libraries."""
+    digest = hashlib.sha256()
+    for name in (__package__, *libraries):
+        spec = importlib.util.find_spec(name)  # does not import it
+        origin = None if spec is None else spec.origin
+        paths = [origin or ""]
+        if name == __package__ and origin is not None:
+            paths = sorted(files_below(os.path.dirname(origin)))
+        for path in paths:
+            if path.endswith(".py"):
+                found = os.stat(path)
+                digest.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 class Memo:

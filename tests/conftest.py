@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,10 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     _number, _count = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     if _cores := sorted(os.sched_getaffinity(0))[_number::_count]:
         os.sched_setaffinity(0, _cores)
+
+# what tests remember of files is no business of the user's
+_memo = tempfile.TemporaryDirectory(prefix="pipeline-memo-")
+os.environ["PIPELINE_MEMO"] = str(Path(_memo.name) / "memo.sqlite")
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "pipeline"]
@@ -31,6 +36,7 @@ def pipeline() -> Pipeline:
         *words: object, cwd: Path, code: int | None = 0, timeout_s: float = 600
     ) -> subprocess.CompletedProcess[str]:
         environment = {name: text for name, text in os.environ.items() if "PIPELINE" not in name}
+        environment["PIPELINE_MEMO"] = os.environ["PIPELINE_MEMO"]
         done = subprocess.run(
             [*COMMAND, *map(str, words)],
             cwd=cwd,

@@ -68,8 +68,9 @@ def put_manifest(root: Path, digest: str = "d" * 64) -> Path:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Every file below a cache but its lock, by its path from there."""
-    found = (path for path in sorted(root.rglob("*")) if path.is_file() and path.name != "lock")
+    """Every file below a cache but those that are locked, by its path from there."""
+    locked = {root / "lock", root / "claims"}
+    found = (path for path in sorted(root.rglob("*")) if path.is_file() and path not in locked)
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
 
 

@@ -15,10 +15,11 @@ from checkpoints import make_qwen3_vl
 from click.testing import CliRunner, Result
 from conftest import ROOT, Pipeline
 
-from pipeline.checkpoint import BUNDLED_PATH, model_identity, resolve_model, tower_fingerprint
+from pipeline.checkpoint import model_identity, resolve_model, tower_fingerprint
 from pipeline.cli import main
 from pipeline.config import cpu_build_installed
 from pipeline.families import family_of
+from pipeline.models import BUNDLED_PATH
 
 
 @pytest.fixture(scope="session")

@@ -651,7 +651,7 @@ def test_an_interrupt_ends_with_its_own_code(
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pipeline.cli.encode.encode_pages", interrupted)
+    monkeypatch.setattr("pipeline.cli.encoding.encode_pages", interrupted)
     result = run("encode", docs, "--model", target.model.path, "--cache", target.store.root)
     assert result.exit_code == 4
     assert result.stderr == (

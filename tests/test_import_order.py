@@ -9,11 +9,13 @@ import pytest
 
 ORDER = (
     *(
+        "models",
         "errors",
         "durable",
         "parent",
         "tree",
         "memo",
+        "rerun",
         "config",
         "geometry",
         "keys",

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-import pipeline.encode.reading as reading
+import pipeline.encode.digests as digests
 from pipeline.cli import main
 from pipeline.errors import ExitCode, Failure, Reason
 from pipeline.jobs import JobImage, JobLine, read_job, write_job
@@ -277,8 +277,8 @@ def test_a_file_that_does_not_stay_while_it_is_read_costs_itself(
             change(path)
         return found
 
-    original = reading.source_digest
-    monkeypatch.setattr(reading, "source_digest", changing)
+    original = digests.source_digest
+    monkeypatch.setattr(digests, "source_digest", changing)
     monkeypatch.chdir(tmp_path)
     page(Path("docs/a.png"), 1)
     page(Path("docs/b.png"), 2)
@@ -301,8 +301,8 @@ def test_a_file_that_vanishes_before_its_turn_costs_itself(
         path.with_name("b.png").unlink(missing_ok=True)
         return original(path)
 
-    original = reading.source_digest
-    monkeypatch.setattr(reading, "source_digest", vanishing)
+    original = digests.source_digest
+    monkeypatch.setattr(digests, "source_digest", vanishing)
     for level, name in enumerate(("a.png", "b.png", "c.png")):
         page(tmp_path / "docs" / name, level)
     result = run("encode", tmp_path / "docs", "--cache", tmp_path / "cache", "--json")

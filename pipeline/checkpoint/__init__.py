@@ -3,8 +3,6 @@
 from pipeline.checkpoint.files import fetch_weights, weight_files
 from pipeline.checkpoint.identity import model_identity, tower_fingerprint
 from pipeline.checkpoint.model import (
-    BUNDLED_NAME,
-    BUNDLED_PATH,
     Model,
     first_names,
     read_json,
@@ -21,8 +19,6 @@ from pipeline.checkpoint.weights import (
 )
 
 __all__ = [
-    "BUNDLED_NAME",
-    "BUNDLED_PATH",
     "Model",
     "WeightLayout",
     "checked_settings",

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import CheckpointError, MissingExtraError, UsageError
-
-BUNDLED_NAME = "tiny-reader"
-BUNDLED_PATH = Path(__file__).parent.parent / "models" / BUNDLED_NAME
+from pipeline.models import BUNDLED_NAME, BUNDLED_PATH
 
 _INDEX = "model.safetensors.index.json"
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.errors import Reason
+from pipeline.cli.options import printable
+from pipeline.errors import Failure, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +88,12 @@ ADVICE = {
     Reason.ENGINE_ERROR: Advice("vLLM failed on the request", "run the job again"),
 }
 HINTS = {reason: advice.hint for reason, advice in ADVICE.items()}
+
+
+def failure_line(failure: Failure) -> str:
+    """A failure as one line: file, page, reason, detail."""
+    page = "" if failure.page is None else f" page {failure.page}"
+    detail = f": {failure.detail}" if failure.detail else ""
+    return printable(
+        f"failed: {failure.file}{page}: {failure.stage.value}/{failure.reason.value}{detail}"
+    )

@@ -246,7 +246,7 @@ def gc(
 
 def _keys_to_keep(jobs: tuple[Path, ...], values: dict[str, Any]) -> Collection[str]:
     """What the jobs need; says which of their pages the cache does not have."""
-    from pipeline.cli.encode import failure_line
+    from pipeline.cli.advice import failure_line
     from pipeline.needs import keys_to_keep, needs_of
     from pipeline.run.images import PageOptions, open_pages
 

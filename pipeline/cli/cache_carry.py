@@ -66,7 +66,7 @@ def export(
 
 def _of_job(job: Path, values: dict[str, Any], quiet: bool, missing: list[str]) -> Choice:
     """The entries and manifests of a job; its pages without an entry go to `missing`."""
-    from pipeline.cli.encode import failure_line
+    from pipeline.cli.advice import failure_line
     from pipeline.needs import needs_of
     from pipeline.run.images import PageOptions, open_pages
     from pipeline.store.carry import Choice
@@ -127,7 +127,7 @@ def path(page: str, as_json: bool, **values: Any) -> None:
       pipeline cache path docs/report.pdf#page=2
       pipeline cache path docs/invoice.png --json
     """
-    from pipeline.cli.encode import failure_line
+    from pipeline.cli.advice import failure_line
     from pipeline.errors import Failure
     from pipeline.needs import page_of, whereabouts
     from pipeline.run.images import PageOptions

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from pipeline.encode.records import DecodeOptions
     from pipeline.pages import PageRanges
 
 Command = Callable[..., Any]
@@ -43,23 +44,26 @@ def decode_options(command: Command) -> Command:
     """--dpi, --password and --allow-truncated, handed on as one `decode`."""
 
     @functools.wraps(command)
-    def collected(
-        *arguments: Any,
-        dpi: int | None,
-        passwords: tuple[str, ...],
-        allow_truncated: bool,
-        **v: Any,
-    ) -> Any:
-        from pipeline.encode.records import DecodeOptions
+    def collected(*arguments: Any, **values: Any) -> Any:
+        return command(*arguments, decode=decode_of(values), **values)
 
-        decode = DecodeOptions(
-            dpi=dpi,
-            pages=v.pop("page_ranges", None),
-            passwords=passwords,
-            allow_truncated=allow_truncated,
-        )
-        return command(*arguments, decode=decode, **v)
+    return bare_decode_options(collected)
 
+
+def decode_of(values: dict[str, Any]) -> DecodeOptions:
+    """What the options mean; takes them out of the values of all options."""
+    from pipeline.encode.records import DecodeOptions
+
+    return DecodeOptions(
+        dpi=values.pop("dpi"),
+        pages=values.pop("page_ranges", None),
+        passwords=values.pop("passwords"),
+        allow_truncated=values.pop("allow_truncated"),
+    )
+
+
+def bare_decode_options(command: Command) -> Command:
+    """The same options, each handed on as it was given."""
     decorators = (
         click.option(
             "--dpi",
@@ -82,8 +86,8 @@ def decode_options(command: Command) -> Command:
         ),
     )
     for decorate in reversed(decorators):
-        collected = decorate(collected)
-    return collected
+        command = decorate(command)
+    return command
 
 
 def page_ranges_option(command: Command) -> Command:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from pipeline.cli import options
+from pipeline.cli.advice import failure_line
 from pipeline.cli.amounts import ByteSize
 from pipeline.cli.decode_options import decode_options
-from pipeline.cli.encode import failure_line
 from pipeline.errors import ExitCode
 
 

@@ -1,35 +1,30 @@
-"""`pipeline encode`: pages in, cache entries (and a job file) out."""
+"""`pipeline encode`: pages in, cache entries (and a job file) out.
+
+A rerun that finds everything in the cache ends here, before anything heavy is imported.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.checkpoint import resolve_model
 from pipeline.cli import options
-from pipeline.cli.advice import HINTS
-from pipeline.cli.decode_options import decode_options, page_ranges_option
-from pipeline.cli.job_options import JobPlan, job_options, job_plan
-from pipeline.encode import (
-    DecodeOptions,
-    EncodeReport,
-    FailureLimit,
-    Outcome,
-    encode_pages,
-    target_for,
-)
-from pipeline.encode.machine import choose_precision, physical_cores
-from pipeline.encode.records import Done
-from pipeline.errors import ExitCode, Failure
-from pipeline.pages import Discovery
-from pipeline.pages.decoders import Decoders
-from pipeline.store import Compression, Location
+from pipeline.cli.decode_options import bare_decode_options, page_ranges_option
+from pipeline.cli.job_options import job_options
+from pipeline.memo import Memo, memo_path
+from pipeline.models import BUNDLED_PATH
+from pipeline.rerun import AllCached, all_cached, recall_target
+
+if TYPE_CHECKING:
+    from pipeline.store import Location
+
+# what a rerun is not looked for with: it may mean other pages, or asks for more than counts
+_NOT_PLAIN = ("files_from", "revision", "page_ranges", "job", "prompt", "schema", "max_failures")
 
 
 @click.command()
@@ -38,7 +33,7 @@ from pipeline.store import Compression, Location
 @options.cache_option
 @options.pixel_options
 @page_ranges_option
-@decode_options
+@bare_decode_options
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
@@ -55,8 +50,8 @@ from pipeline.store import Compression, Location
 )
 @click.option(
     "--compression",
-    type=click.Choice([each.value for each in Compression]),
-    default=Compression.ZSTD.value,
+    type=click.Choice(["zstd", "none"]),
+    default="zstd",
     show_default=True,
     help="How entries are stored, without loss either way; `none` is quicker and takes more room.",
 )
@@ -65,25 +60,16 @@ from pipeline.store import Compression, Location
     metavar="N|PERCENT",
     help="Stop once more pages than N, or than PERCENT of at least 20, have failed.",
 )
+@click.option("--rehash", is_flag=True, help="Read every file again, whatever is remembered of it.")
 @job_options
 @options.output_options
 def encode(
     paths: tuple[Path, ...],
-    files_from: Path | None,
-    model: str | None,
-    revision: str | None,
     cache: Location,
-    min_pixels: int | None,
-    max_pixels: int | None,
-    decode: DecodeOptions,
-    precision: str,
-    threads: int | None,
-    workers: int,
-    compression: str,
-    max_failures: str | None,
+    rehash: bool,
     as_json: bool,
     quiet: bool,
-    **job: Any,
+    **values: Any,
 ) -> None:
     """Put the embeddings of page images into the cache.
 
@@ -98,110 +84,60 @@ def encode(
       find scans/ -mtime -1 -print0 | pipeline encode --files-from -
       pipeline encode scans/ --job jobs/scans.jsonl --prompt "Read the page."
     """
-    inputs = options.inputs_of(paths, files_from)
-    limit = None if max_failures is None else FailureLimit.parse(max_failures)
-    plan = job_plan(**job)
-    options.say_model(model, quiet)
-    found = resolve_model(model, revision)
-    options.say_warnings(found, quiet)
-    target = target_for(
-        found,
-        cache,
-        min_pixels=min_pixels,
-        max_pixels=max_pixels,
-        decode=decode,
-        precision=precision,
-        compression=Compression(compression),
-    )
-    watch = _silent if quiet else partial(_progress, tower=_tower_line(precision, threads))
-    say = partial(click.echo, err=True)
-    report = encode_pages(inputs.paths, target, watch=watch, threads=threads, limit=limit, say=say)
-    stopped = limit is not None and limit.exceeded(report.pages, report.failed)
-    if plan is not None and not stopped:  # a part would pass for the whole
-        lines = plan.write(report, inputs.roots, found.name)
-        if not (quiet or as_json):
-            click.echo(
-                f"job: {options.printable(str(plan.path))}, {options.counted(lines, 'line')}"
-            )
-    _show(report, stopped, as_json, quiet)
-    if stopped:
-        click.echo(_stop_line(report, max_failures, plan), err=True)
-        raise SystemExit(int(ExitCode.STOPPED))
-    raise SystemExit(int(ExitCode.SOME_FAILED if report.failed else ExitCode.OK))
+    with Memo(memo_path(), distrust=rehash) as memo:
+        started = time.monotonic()
+        if (known := _rerun(memo, paths, cache, quiet, values)) is not None:
+            _show(known, time.monotonic() - started, as_json, quiet)
+            return
+        from pipeline.cli.encoding import encode_and_report
+
+        encode_and_report(memo, paths, cache=cache, as_json=as_json, quiet=quiet, **values)
 
 
-def _stop_line(report: EncodeReport, max_failures: str | None, plan: JobPlan | None) -> str:
-    done = f"{report.failed} of {options.counted(report.pages, 'page')} failed"
-    job_line = "" if plan is None else "; the job is not written"
-    return f"stopped early: {done}, more than --max-failures {max_failures}{job_line}"
+def _rerun(
+    memo: Memo, paths: tuple[Path, ...], cache: Location, quiet: bool, values: dict[str, Any]
+) -> AllCached | None:
+    """What there is, if all of it is known and in the cache."""
+    model = values["model"]
+    directory = BUNDLED_PATH if model is None else Path(model)
+    plain = not any(values[name] for name in _NOT_PLAIN)
+    if not (plain and paths and isinstance(cache, Path) and all(map(os.path.exists, paths))):
+        return None
+    target = recall_target(memo, directory, target_options(values))
+    if target is None:
+        return None
+    from pipeline.store.disk import Disk
+    from pipeline.store.hold import hold_shared
+    from pipeline.store.layout import entry_name
 
-
-def _tower_line(precision: str, threads: int | None) -> str:
-    """How the tower computes, and why."""
-    choice = choose_precision(precision)
-    count = threads or physical_cores()
-    why = "asked for" if threads else "one per physical core"
-    return f"tower: {choice.value} ({choice.reason}), {options.counted(count, 'thread')} ({why})"
-
-
-def _silent(outcomes: Iterator[Outcome], found: Discovery) -> Iterator[Outcome]:
-    return outcomes
-
-
-def _progress(outcomes: Iterator[Outcome], found: Discovery, *, tower: str) -> Iterator[Outcome]:
-    """The outcomes; once something is encoded, a line about the tower, on a terminal a bar."""
-    bar: Any = None
-    pixels, started = 0, 0.0
-    for count, outcome in enumerate(outcomes, start=1):
-        if bar is not None:
-            pixels += _encoded_pixels(outcome)
-            rate = pixels / 1e6 / (time.monotonic() - started)
-            bar.set_postfix_str(f"{rate:.2f} megapixels/s", refresh=False)
-            bar.update()
-        elif _encoded_pixels(outcome):  # the rates leave out the first page: it loads the tower
-            click.echo(tower, err=True)
-            bar, started = _bar(found, count), time.monotonic()
-        yield outcome
-    if bar is not None:
-        bar.close()
-
-
-def _encoded_pixels(outcome: Outcome) -> int:
-    if isinstance(outcome, Done) and outcome.stored_bytes is not None:
-        return outcome.pixels
-    return 0
-
-
-def _bar(found: Discovery, done: int) -> Any:
-    """A bar over all pages that the files announce, on stderr, shown on a terminal only."""
-    from tqdm import tqdm
-
-    with Decoders(1) as decoders:
-        total = decoders.count(found.files)
-    return tqdm(total=total, initial=done, unit=" pages", disable=None, dynamic_ncols=True)
-
-
-def _show(report: EncodeReport, stopped: bool, as_json: bool, quiet: bool) -> None:
-    for failure in report.failures:
-        click.echo(failure_line(failure), err=True)
-    for reason in sorted({failure.reason for failure in report.failures}):
-        click.echo(f"hint: {reason.value}: {HINTS[reason]}", err=True)
-    if as_json:
-        click.echo(json.dumps(report.as_record() | {"stopped": stopped}))
-    elif not quiet:
-        click.echo(
-            f"{options.counted(report.pages, 'page')}: {report.encoded} encoded, "
-            f"{report.cached} cached, {report.failed} failed; "
-            f"{options.counted(report.skipped, 'file')} skipped; "
-            f"{report.seconds:.1f} s, {report.megapixels:.2f} megapixels, {report.tokens} tokens, "
-            f"{report.bytes / 1e6:.2f} MB"
+    disk, tower = Disk(cache), target.tower_fingerprint
+    with hold_shared(cache, say=lambda message: click.echo(message, err=True)):
+        known = all_cached(
+            paths, memo, target.subject, lambda key: disk.has(entry_name(tower, key))
         )
+    if known is not None:
+        options.say_model(model, quiet)
+        for warning in () if quiet else target.warnings:
+            options.say_warning(directory.resolve().name, warning)
+    return known
 
 
-def failure_line(failure: Failure) -> str:
-    """A failure as one line: file, page, reason, detail."""
-    page = "" if failure.page is None else f" page {failure.page}"
-    detail = f": {failure.detail}" if failure.detail else ""
-    return options.printable(
-        f"failed: {failure.file}{page}: {failure.stage.value}/{failure.reason.value}{detail}"
-    )
+def target_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the options that decide what pages are encoded for."""
+    names = ("min_pixels", "max_pixels", "precision", "dpi", "allow_truncated")
+    return {name: values[name] for name in names}
+
+
+def _show(known: AllCached, seconds: float, as_json: bool, quiet: bool) -> None:
+    record: dict[str, Any] = {
+        "pages": known.pages,
+        "encoded": 0,
+        "cached": known.pages,
+        "failed": 0,
+    }
+    record |= {"skipped": known.skipped, "seconds": round(seconds, 3), "megapixels": 0.0}
+    record |= {"tokens": 0, "bytes": 0}
+    if as_json:
+        click.echo(json.dumps(record | {"failures": [], "stopped": False}))
+    elif not quiet:
+        click.echo(options.encode_summary(record))

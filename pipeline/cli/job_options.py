@@ -6,14 +6,15 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli.options import Command
-from pipeline.encode import EncodeReport
 from pipeline.errors import UsageError
-from pipeline.keys import canonical_json
+
+if TYPE_CHECKING:
+    from pipeline.encode import EncodeReport
 
 _LIKE_A_FILE = re.compile(r"\S+\.(txt|md|prompt|jinja|j2)")
 
@@ -128,6 +129,8 @@ def text_of(prompt: str) -> str:
 
 
 def _schema_of(path: Path) -> dict[str, Any]:
+    from pipeline.keys import canonical_json
+
     try:
         schema = json.loads(path.read_text(encoding="utf-8-sig"))
         canonical_json(schema)  # refuses what a job line can't hold: NaN, lone surrogates

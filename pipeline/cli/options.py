@@ -191,7 +191,23 @@ def say_warnings(model: Model, quiet: bool) -> None:
     from pipeline.families import family_of
 
     for warning in () if quiet else family_of(model).warnings(model):
-        click.echo(f"warning: `{model.name}`: {warning}", err=True)
+        say_warning(model.name, warning)
+
+
+def say_warning(name: str, warning: str) -> None:
+    """One line about a model on stderr."""
+    click.echo(f"warning: `{name}`: {warning}", err=True)
+
+
+def encode_summary(record: dict[str, Any]) -> str:
+    """An encode report as a line for people."""
+    return (
+        f"{counted(record['pages'], 'page')}: {record['encoded']} encoded, "
+        f"{record['cached']} cached, {record['failed']} failed; "
+        f"{counted(record['skipped'], 'file')} skipped; "
+        f"{record['seconds']:.1f} s, {record['megapixels']:.2f} megapixels, "
+        f"{record['tokens']} tokens, {record['bytes'] / 1e6:.2f} MB"
+    )
 
 
 def counted(count: int, noun: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from pipeline.cli import options
+from pipeline.cli.advice import failure_line
 from pipeline.cli.decode_options import decode_options
-from pipeline.cli.encode import failure_line
 from pipeline.cli.engine_options import (
     engine_options,
     engine_options_of,

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.cli import options
+from pipeline.cli.advice import failure_line
 from pipeline.cli.decode_options import decode_options
-from pipeline.cli.encode import failure_line
 from pipeline.cli.engine_options import (
     driver_option,
     engine_options,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.encode import reading, stages
 from pipeline.encode.beside import beside
+from pipeline.encode.digests import Digests
 from pipeline.encode.limit import FailureLimit, until_exceeded
 from pipeline.encode.locate import Located, Locator
 from pipeline.encode.records import (
@@ -22,8 +23,10 @@ from pipeline.encode.records import (
     Target,
     target_for,
 )
+from pipeline.encode.remember import remember_pages
 from pipeline.encode.rounds import in_rounds
 from pipeline.errors import Failure
+from pipeline.memo import Memo
 from pipeline.pages import Discovery, SourceFile, discover
 from pipeline.store.claims import claims_in
 from pipeline.store.hold import hold_shared
@@ -58,6 +61,7 @@ def encode_pages(
     watch: Watch = _unwatched,
     threads: int | None = None,
     limit: FailureLimit | None = None,
+    memo: Memo | None = None,
     say: Callable[[str], object] = lambda message: None,
 ) -> EncodeReport:
     """Bring the embedding of every page in `paths` into the cache, a few pages in memory at a time.
@@ -66,8 +70,9 @@ def encode_pages(
     progress bar; the files come with it. The tower is loaded at the first page that the cache
     lacks, and computes with `threads`, default one per physical core. What is stored for a page
     does not depend on the other pages of the call. Once there are more failures than `limit`
-    allows, the call ends with what is done so far. The cache is held shared meanwhile, and `say`
-    is told if that takes waiting.
+    allows, the call ends with what is done so far. The cache is held shared meanwhile; pages that
+    another process is encoding are left to it, and counted once they are there. `say` is told if
+    that takes waiting. What a `memo` knows of a file is not read again.
 
     Raises StoreError where the cache can't be written, CheckpointError where the tower can't be
     loaded; a page that fails is an item of the report.
@@ -75,12 +80,14 @@ def encode_pages(
     started = time.monotonic()
     found = discover(paths)  # files in stable order, type by content
     tower = stages.TowerAtHand(target, threads)
+    memo = memo or Memo(None)
+    digests = Digests(memo)
     with hold_shared(target.store.root, say=say), claims_in(target.store.root) as claims:
 
         def line(
             files: Sequence[SourceFile], only: Only | None, put_off: bool
         ) -> Iterator[Outcome | PutOff]:
-            documents = reading.digest_files(files)
+            documents = reading.digest_files(files, digests)
             read = reading.read_pages(documents, target, only, claims, put_off=put_off)
             placed = stages.place(read, target)  # grid and key
             missed = stages.look_up(placed, target.store, claims)
@@ -92,7 +99,11 @@ def encode_pages(
         stored = in_rounds(line, found.files, only, target, claims, say)
         limited = until_exceeded(stored, found, limit)
         outcomes = [*found.failures, *watch(limited, found)]
-    return _report(outcomes, found, time.monotonic() - started)
+    report = _report(outcomes, found, time.monotonic() - started)
+    whole = only is None and target.decode.pages is None
+    if whole and not (limit and limit.exceeded(report.pages, report.failed)):
+        remember_pages(memo, target, found, outcomes, digests)
+    return report
 
 
 def _report(outcomes: list[Outcome], found: Discovery, seconds: float) -> EncodeReport:

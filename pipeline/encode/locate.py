@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.encode.digests import Digests
 from pipeline.encode.reading import named, no_such_page
 from pipeline.encode.records import Target
 from pipeline.encode.stages import too_narrow
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
 from pipeline.keys import cache_key
+from pipeline.memo import Memo, state_of
 from pipeline.pages.records import Refused
-from pipeline.pages.sources import source_digest, source_state
+from pipeline.pages.sources import source_stat
 from pipeline.store import Footer, Manifest, PageRecord
 
 
@@ -27,11 +29,13 @@ class Located:
 class Locator:
     """File → digest → manifest → key → footer; digests are kept while a file is as it was."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, memo: Memo | None = None) -> None:
         self._store = target.store
         self._spec = target.spec
         self._render = target.render
-        self._names: dict[Path, tuple[tuple[int, int], tuple[str, str]]] = {}
+        self._memo = memo or Memo(None)
+        self._digests = Digests(self._memo)
+        self._names: dict[Path, tuple[str, tuple[str, str]]] = {}
 
     def locate(self, path: Path, page: int) -> Located | Failure | None:
         """The entry of page `page` (from 1) of a file; None if it must be encoded first.
@@ -54,13 +58,18 @@ class Locator:
         record = _page_of(manifest, path, page)
         return record if isinstance(record, Failure) else self._entry(record, path)
 
+    def remember(self) -> None:
+        """Write down what was learned of files, for the next one."""
+        self._memo.flush()
+
     def _name(self, path: Path) -> tuple[str, str]:
         """What the manifest of a file is found by."""
-        state = source_state(path)
+        state = state_of(source_stat(path))
         known = self._names.get(path)
         if known is None or known[0] != state:
-            digest, kind = source_digest(path)
-            known = self._names[path] = (state, (digest, self._render.digest(kind)))
+            found = self._digests.of(path)
+            name = found.digest, self._render.digest(found.kind)
+            known = self._names[path] = found.state, name
         return known[1]
 
     def _entry(self, record: PageRecord, path: Path) -> Located | Failure | None:

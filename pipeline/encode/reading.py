@@ -6,26 +6,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.encode.digests import Digests
 from pipeline.encode.records import Document, Only, PageRead, PutOff, Target
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.geometry import AspectRatioError
 from pipeline.keys import cache_key, pixel_digest
+from pipeline.memo import state_of
 from pipeline.pages import Page, PageRanges, SourceFile, Wanted
 from pipeline.pages.decoders import Decoders
 from pipeline.pages.records import Refused
 from pipeline.pages.requests import DecodeRequest
-from pipeline.pages.sources import source_digest, source_state
+from pipeline.pages.sources import source_stat
 from pipeline.store import Manifest, PageRecord
 from pipeline.store.claims import Claims
 
 
-def digest_files(files: Iterable[SourceFile]) -> Iterator[Document | Failure]:
+def digest_files(files: Iterable[SourceFile], digests: Digests) -> Iterator[Document | Failure]:
     """Each file with the digest of its bytes."""
     for file in files:
         try:
-            state = source_state(file.path)
-            digest, _ = source_digest(file.path)
-            yield Document(file, digest, state)
+            found = digests.of(file.path)
+            yield Document(file, found.digest, found.state)
         except OSError as error:
             yield _unreadable(file, error.strerror or str(error))
         except Refused as refused:
@@ -202,7 +203,7 @@ def no_such_page(path: Path, number: int, count: int) -> Failure:
 def _changed(document: Document) -> Failure | None:
     """The failure of a file that is not what it was when it was digested."""
     try:
-        same = source_state(document.file.path) == document.state
+        same = state_of(source_stat(document.file.path)) == document.state
     except OSError as error:
         return _unreadable(document.file, error.strerror or str(error))
     return None if same else _unreadable(document.file, "the file changed while it was read")

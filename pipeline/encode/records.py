@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from pipeline.errors import Failure, UsageError
 from pipeline.families import PRECISIONS, Family, family_of
 from pipeline.geometry import Geometry, Placement
 from pipeline.keys import EncodeSpec, RenderSpec
+from pipeline.memo import Memo, program_state
 from pipeline.pages import DEFAULT_DPI, RULES, PageRanges, SourceFile, Wanted
 from pipeline.pages.requests import DEFAULT_LIMITS, DecodeLimits
+from pipeline.rerun import model_state
 from pipeline.store import Compression, Entry, Location, Store
 
 Pixels = NDArray[np.uint8]
@@ -78,8 +81,13 @@ def target_for(
     decode: DecodeOptions = DEFAULT_DECODE,
     precision: str = "auto",
     compression: Compression = Compression.ZSTD,
+    memo: Memo | None = None,
 ) -> Target:
-    """The target of a model; raises CheckpointError or UsageError, imports no torch."""
+    """The target of a model; raises CheckpointError or UsageError, imports no torch.
+
+    With a `memo`, the tower's tensors are read only once, to fingerprint them, while the model's
+    files are as they were.
+    """
     precision = choose_precision(precision).value
     if precision not in PRECISIONS:
         raise UsageError(f"no precision {precision!r}", f"one of {', '.join(PRECISIONS)}")
@@ -87,17 +95,29 @@ def target_for(
     spec = family.encode_spec(
         model, min_pixels=min_pixels, max_pixels=max_pixels, precision=precision
     )
-    store = Store(cache, tower_fingerprint(model, family), compression)
+    store = Store(cache, _fingerprint(model, family, memo or Memo(None)), compression)
     return Target(model, family, spec, store, decode)
+
+
+def _fingerprint(model: Model, family: Family, memo: Memo) -> str:
+    subject, name = f"tower {program_state()}", os.path.abspath(model.path)
+    state = model_state(model.path)
+    known = None if state is None else memo.recall(subject, name, state)
+    if isinstance(known, str):
+        return known
+    found = tower_fingerprint(model, family)
+    if state is not None and model_state(model.path) == state:  # nothing was fetched meanwhile
+        memo.note(subject, name, state, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A page file with the digest of its bytes; `state` is its size and mtime when digested."""
+    """A page file with the digest of its bytes, and the state that it was in then."""
 
     file: SourceFile
     digest: str
-    state: tuple[int, int]
+    state: str
 
 
 @dataclass(frozen=True, slots=True)

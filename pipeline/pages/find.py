@@ -53,9 +53,11 @@ def discover(paths: Sequence[Path | str]) -> Discovery:
     files: dict[str, SourceFile] = {}
     failures: list[Failure] = []
     skipped = 0
+    pageless: list[tuple[Path, os.stat_result]] = []
     for path in map(Path, paths):
         named = not os.path.isdir(path)  # unlike `Path.is_dir`, False for any name
         for found in [path] if named else map(Path, files_below(path, natural_key)):
+            before = None if named else _stat(found)
             for outcome in _look_into(found, named):
                 if isinstance(outcome, SourceFile):
                     files.setdefault(os.path.abspath(outcome.path), outcome)
@@ -63,7 +65,16 @@ def discover(paths: Sequence[Path | str]) -> Discovery:
                     failures.append(outcome)
                 else:
                     skipped += 1
-    return Discovery(tuple(files.values()), skipped, tuple(failures))
+                    if before is not None and not is_named_as_archive(found):
+                        pageless.append((found, before))
+    return Discovery(tuple(files.values()), skipped, tuple(failures), tuple(pageless))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def _look_into(path: Path, named: bool) -> Iterator[SourceFile | Failure | None]:

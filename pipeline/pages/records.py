@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,11 +51,15 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Files with pages in stable order; `skipped` counts files in directories that have none."""
+    """Files with pages in stable order; `skipped` counts files in directories that have none.
+
+    `pageless` are those of them that lie in no archive, with their state before they were read.
+    """
 
     files: tuple[SourceFile, ...]
     skipped: int
     failures: tuple[Failure, ...]
+    pageless: tuple[tuple[Path, os.stat_result], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

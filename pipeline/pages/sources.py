@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,19 +28,14 @@ def open_source(path: Path) -> BinaryIO:
         return open_member(*inside)
 
 
-def source_state(path: Path) -> tuple[int, int]:
-    """(size, mtime in ns) of the file or archive; in another state it holds other bytes.
-
-    Raises OSError.
-    """
-    inside = None
+def source_stat(path: Path) -> os.stat_result:
+    """The state of the file, or of the archive that it is in; raises OSError."""
     try:
-        found = path.stat()
+        return path.stat()
     except NotADirectoryError:
         if (inside := archive_of(path)) is None:
             raise
-        found = inside[0].stat()
-    return found.st_size, found.st_mtime_ns
+        return inside[0].stat()
 
 
 def source_digest(path: Path) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from pipeline.engines.arguments import ModelSource
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.families import Delivery, reference_part
 from pipeline.jobs import ImageReference
+from pipeline.memo import Memo, memo_path
 from pipeline.pages import Discovery
 from pipeline.run.apart import call_apart
 from pipeline.run.outcome import DamagedEntry
@@ -43,7 +44,7 @@ class PageOptions:
     decode: DecodeOptions = DEFAULT_DECODE
     precision: str = "auto"
 
-    def target(self) -> Target:
+    def target(self, memo: Memo | None = None) -> Target:
         """Resolve the model; raises CheckpointError or UsageError. Imports no torch."""
         return target_for(
             resolve_model(self.model, self.revision),
@@ -52,6 +53,7 @@ class PageOptions:
             max_pixels=self.max_pixels,
             decode=self.decode,
             precision=self.precision,
+            memo=memo,
         )
 
 
@@ -105,8 +107,9 @@ def open_pages(options: PageOptions) -> OpenPages:
 
     Raises CheckpointError if the model can't be used.
     """
-    target = options.target()
-    locator = Locator(target)
+    memo = Memo(memo_path())
+    target = options.target(memo)
+    locator = Locator(target, memo)
     return OpenPages(options, target, locator, model_identity(target.model))
 
 
@@ -116,6 +119,7 @@ def locate_images(
     """The cache entry of each page, or why it has none; encodes what is missing."""
     wanted = [(image.path, image.page) for image in images]
     found = {page: pages.locator.locate(*page) for page in wanted}
+    pages.locator.remember()
     missing = [page for page, place in found.items() if place is None]
     failures: dict[tuple[str | None, int | None], Failure] = {}
     if missing and encode:
@@ -144,7 +148,9 @@ def _encode(missing: list[tuple[Path, int]], options: PageOptions, quiet: bool) 
         off = quiet or None  # None: shown on a terminal only
         return tqdm(outcomes, "missing pages", len(missing), unit="page", disable=off)
 
-    return encode_pages(list(wanted), options.target(), only=wanted, watch=watch)
+    with Memo(memo_path()) as memo:
+        target = options.target(memo)
+        return encode_pages(list(wanted), target, only=wanted, watch=watch, memo=memo)
 
 
 def _why_missing(
