@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from makers_cache import TOWER, entry
 
-from pipeline.store import BadEntry, Entry, Store
+from pipeline.store import BadEntry, Compression, Entry, Store
 from pipeline.store.check import entry_of
 
 
-@pytest.fixture(scope="module")
-def put(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, Entry]:
+@pytest.fixture(scope="module", params=Compression)
+def put(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, bytes, Entry]:
     """A small entry's file, its bytes, and what it holds."""
     made = entry(1, rows=2, width=8)
-    store = Store(tmp_path_factory.mktemp("flips"), TOWER)
+    store = Store(tmp_path_factory.mktemp("flips"), TOWER, request.param)
     store.put(made)
     path = store.path(made.footer.key)
     return path, path.read_bytes(), made

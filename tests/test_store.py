@@ -13,15 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from makers_cache import SPEC, TOWER
 
 from pipeline.errors import Failure, Reason, Stage, StoreError
 from pipeline.store import BadEntry, Entry, Manifest, PageRecord, Store
 from pipeline.store.entry import to_parquet
-
-README = Path(__file__).parents[1] / "cache" / "README.md"
 
 
 @pytest.fixture
@@ -59,27 +55,6 @@ def test_an_entry_comes_back_bit_for_bit(store: Store) -> None:
     assert tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(rows=st.integers(1, 9), width=st.integers(1, 40), seed=st.integers(0, 2**32))
-def test_any_finite_bits_come_back(tmp_path: Path, rows: int, width: int, seed: int) -> None:
-    bits = np.random.default_rng(seed).integers(0, 65536, (rows, width)).astype(np.uint16)
-    bits[(bits & 0x7F80) == 0x7F80] = 0
-    put = Entry.from_bits(
-        bits,
-        key=f"{seed:064x}",
-        spec=SPEC,
-        tower_fingerprint=TOWER,
-        grid=(1, 2, 2 * rows),
-        source_size=(1, 1),
-    )
-    store = Store(tmp_path / f"{rows}-{width}-{seed}", TOWER)
-    store.put(put)
-    got = store.get(put.footer.key)
-    assert isinstance(got, Entry) and np.array_equal(got.bits(), bits)
-
-
 def test_the_path_follows_from_the_key(store: Store) -> None:
     key = "ab" + "0" * 62
     assert store.path(key) == store.root / "v1" / TOWER / "ab" / f"{key}.parquet"
@@ -107,28 +82,6 @@ def test_a_key_is_never_overwritten(store: Store) -> None:
     before = store.path("0" * 64).read_bytes()
     store.put(entry(seed=1, key="0" * 64))
     assert store.path("0" * 64).read_bytes() == before
-
-
-def test_the_high_plane_is_compressed_and_the_low_one_is_not(store: Store) -> None:
-    import pyarrow.parquet as pq
-
-    put = entry(rows=400, width=400)
-    size = store.put(put)
-    group = pq.read_metadata(store.path(put.footer.key)).row_group(0)
-    columns = {group.column(n).path_in_schema: group.column(n) for n in range(group.num_columns)}
-    assert (columns["high"].compression, columns["low"].compression) == ("ZSTD", "UNCOMPRESSED")
-    assert columns["high"].total_compressed_size < 0.6 * 160_000
-    assert size < 0.82 * 2 * 160_000
-
-
-def test_the_readme_decodes_an_entry(store: Store) -> None:
-    put = entry()
-    store.put(put)
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    code = code.replace("cache/v1/…/….parquet", str(store.path(put.footer.key)))
-    names: dict[str, np.ndarray] = {}
-    exec(code, names)
-    assert np.array_equal(names["embedding"].view(np.uint32) >> 16, put.bits())
 
 
 # ---------------------------------------------------------------- damage
