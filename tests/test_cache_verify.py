@@ -211,11 +211,14 @@ def test_repair_removes_temporary_files_of_the_quarantine(tmp_path: Path) -> Non
 
 def test_repair_takes_away_what_killed_writers_left(tmp_path: Path) -> None:
     code = (
-        "import sys, os; sys.path.insert(0, sys.argv[2]); from makers_cache import *\n"
+        "import sys, os, time; sys.path.insert(0, sys.argv[2]); from makers_cache import *\n"
         "from pipeline.store.hold import hold_shared\n"
-        "root = Path(sys.argv[1]); replace = os.replace\n"
-        "def slowly(*given):\n    import time; time.sleep(0.1); replace(*given)\n"
-        "os.replace = slowly; print('go', flush=True)\n"
+        "root = Path(sys.argv[1]); replace = os.replace; calls = []\n"
+        "def stalling(*given):\n"
+        "    calls.append(given)\n"
+        "    if len(calls) == 4: print('go', flush=True); time.sleep(600)\n"
+        "    replace(*given)\n"
+        "os.replace = stalling\n"
         "with hold_shared(root):\n"
         "    for seed in range(100_000): put(root, int(sys.argv[3]) + seed)"
     )
@@ -223,14 +226,11 @@ def test_repair_takes_away_what_killed_writers_left(tmp_path: Path) -> None:
         words = [sys.executable, "-c", code, tmp_path, Path(__file__).parent, str(start)]
         with subprocess.Popen(words, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None and writer.stdout.readline() == b"go\n"
-            before = len(list(tmp_path.rglob("*.parquet")))
-            while len(list(tmp_path.rglob("*.parquet"))) < before + 3:
-                time.sleep(0.01)
             writer.kill()
     entries = {path: path.read_bytes() for path in tmp_path.rglob("[!.]*.parquet")}
     left = list(tmp_path.rglob("*.tmp"))
     assert set(problems(tmp_path).values()) <= {"a temporary file that was left over"}
-    assert len(list(repair(tmp_path))) == len(left) > 0
+    assert len(list(repair(tmp_path))) == len(left) == 3 and len(entries) == 9
     assert problems(tmp_path) == {} and not list(tmp_path.rglob("*.tmp"))
     assert entries == {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
 
