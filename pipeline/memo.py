@@ -112,9 +112,11 @@ class Memo:
         for first in range(0, len(files), _AT_ONCE):
             part = [(_storable(path), state) for path, state in files[first : first + _AT_ONCE]]
             rows = self._rows(subject, [path for path, _ in part])
-            for path, state in part:
-                then, value = rows.get(path, ("", ""))
-                yield _fact(value) if then == state else None
+            found = [rows.get(path, ("", "")) for path, _ in part]
+            same = zip(found, part, strict=True)
+            yield from _facts(
+                [value if then == state else "null" for (then, value), (_, state) in same]
+            )
 
     def note(self, subject: str, path: str, state: str, fact: Any) -> None:
         """Remember a fact, JSON data; it is written at the end, or when there are many."""
@@ -171,11 +173,14 @@ class Memo:
                 path.unlink()
 
 
-def _fact(value: str) -> Any:
+def _facts(values: list[str]) -> list[Any]:
     try:
-        return json.loads(value)
-    except ValueError:  # SQLite does not see a flipped bit
-        return None
+        found: list[Any] = json.loads(f"[{','.join(values)}]")  # quicker than one by one
+        if len(found) == len(values):
+            return found
+    except ValueError:
+        pass
+    return [None] * len(values)  # SQLite does not see a flipped bit
 
 
 def _storable(path: str) -> str:

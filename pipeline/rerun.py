@@ -103,9 +103,8 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[str, str, bool]]:
     """(absolute path, state, whether it was named itself) of each file, once."""
     seen = set[str]()
     for path in paths:
-        named = not os.path.isdir(path)
-        for found in [os.fspath(path)] if named else files_below(path):
-            name = os.path.abspath(found)
+        named, top = not os.path.isdir(path), os.path.abspath(path)
+        for name in [top] if named else files_below(top):
             if name not in seen:
                 seen.add(name)
                 yield name, _state(name), named

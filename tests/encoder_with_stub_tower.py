@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from pipeline.store import Entry
 WIDTH = 64
 
 
-def stub(seconds: float, log: int) -> None:
-    """Let pages take `seconds` of processor time each and come out as noise made of their key."""
+def stub_encode(
+    seconds: float, log: int | None = None
+) -> Callable[[stages.TowerAtHand, Resized], Encoded]:
+    """Pages take `seconds` of processor time each and come out as noise made of their key."""
 
     def encode(self: stages.TowerAtHand, page: Resized) -> Encoded:
         until = time.thread_time() + seconds
@@ -30,22 +33,24 @@ def stub(seconds: float, log: int) -> None:
             pass
         placed, target = page.placed, self._target
         rng = np.random.default_rng(int(placed.key[:16], 16))
-        shape = (placed.placement.tokens, WIDTH)
+        values = rng.normal(size=(placed.placement.tokens, WIDTH)).astype(np.float32)
         entry = Entry.from_bits(
-            rng.normal(size=shape).astype(np.float32).view(np.uint32).__rshift__(16).astype("<u2"),
+            (values.view(np.uint32) >> 16).astype("<u2"),
             key=placed.key,
             spec=target.spec,
             tower_fingerprint=target.store.tower_fingerprint,
             grid=placed.placement.grid,
             source_size=(placed.read.height_px, placed.read.width_px),
         )
-        os.write(log, f"{placed.key}\n".encode())
+        if log is not None:
+            os.write(log, f"{placed.key}\n".encode())
         return Encoded(placed, entry)
 
-    stages.TowerAtHand.encode = encode  # type: ignore[method-assign]
-    stages._resized = lambda page, target: Resized(page, page.read.rgb)
+    return encode
 
 
 if __name__ == "__main__":
-    stub(float(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    log = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    stages.TowerAtHand.encode = stub_encode(float(sys.argv[1]), log)  # type: ignore[method-assign]
+    stages._resized = lambda page, target: Resized(page, page.read.rgb)  # type: ignore[arg-type]
     main(sys.argv[3:])
