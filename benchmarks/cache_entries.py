@@ -84,7 +84,7 @@ def tower_output() -> tuple[EncodeSpec, Bits]:
     tower = family.load_tower(model)
     found = []
     with tempfile.TemporaryDirectory() as directory:
-        render = [sys.executable, ROOT / "tools" / "render_pages.py", "--seed", "7"]
+        render = [sys.executable, str(ROOT / "tools" / "render_pages.py"), "--seed", "7"]
         subprocess.run([*render, "--count", str(PAGES), "--out", directory], check=True)
         for path in sorted(Path(directory).glob("*.png")):
             rgb = np.asarray(Image.open(path).convert("RGB"))
