@@ -132,12 +132,18 @@ class Objects:
             return
         for _ in range(2):  # another may write the same key at the same time
             self._files.pipe_file(self._path(name), body)
-            if self._files.cat_file(self._path(name)) == body:
+            if self._holds(name, body):
                 return
         raise StoreError(
             f"`{self.address(name)}` does not hold what was written to it",
             "`pipeline cache verify` tells what else is damaged",
         )
+
+    def _holds(self, name: str, body: bytes) -> bool:
+        try:
+            return bool(self._files.cat_file(self._path(name)) == body)
+        except FileNotFoundError:
+            return False
 
     def set_aside(self, name: str, why: str) -> str | None:
         target = quarantine_name(name)
