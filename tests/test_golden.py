@@ -15,6 +15,7 @@ from family_proof import write_pages
 from pipeline.parity.answers import Answer, difference
 
 
+@pytest.mark.check
 @pytest.mark.engine
 def test_a_changed_tower_is_told_page_by_page(tmp_path: Path, pipeline: Pipeline) -> None:
     pages = write_pages(tmp_path / "pages")

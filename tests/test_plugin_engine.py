@@ -329,6 +329,7 @@ def as_mixture(dense: Path, directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.check
 def test_parsers_are_replaced_and_guarded_where_they_should_be(tmp_path: Path) -> None:
     """Embeddings taken or not, in an engine of ours or in another's, by the real vLLM."""
     models = {name: make(tmp_path / name) for name, make in (OURS | STOCK).items()}
@@ -402,7 +403,7 @@ def bad_parts(rows: torch.Tensor, grid: list[int]) -> dict[str, tuple[dict[str, 
 @pytest.mark.parametrize(
     "name",
     [
-        "glm_ocr",
+        pytest.param("glm_ocr", marks=pytest.mark.check),
         pytest.param("glm4v", marks=pytest.mark.check),
         pytest.param("paddleocr_vl", marks=pytest.mark.check),
         pytest.param("qwen2_vl", marks=pytest.mark.check),
