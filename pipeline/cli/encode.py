@@ -42,11 +42,10 @@ _NOT_PLAIN = ("files_from", "revision", "page_ranges", "job", "prompt", "schema"
 )
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=1),
     default=1,
-    show_default=True,
-    metavar="N",
-    help="Processes that encode, each with a vision tower of its own.",
+    metavar="1",
+    help="Processes that encode: one. For more, start the command again; they split the pages.",
 )
 @click.option(
     "--compression",
