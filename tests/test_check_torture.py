@@ -23,7 +23,7 @@ from pipeline.store import Compression, Store
 
 pytestmark = pytest.mark.check
 
-KILLS, BATCH, BATCHES = 200, 12, 120
+KILLS, BATCH, STEP = 200, 24, 6
 LATEST_KILL_S = 0.05  # after the page that is waited for
 
 
@@ -33,7 +33,7 @@ def pages(tmp_path: Path) -> list[Path]:
     directory = tmp_path / "pages"
     directory.mkdir()
     draw = np.random.default_rng(1)
-    paths = [directory / f"{number:04d}.png" for number in range(BATCH * BATCHES)]
+    paths = [directory / f"{number:04d}.png" for number in range(BATCH + STEP * KILLS)]
     for path in paths:
         Image.fromarray(draw.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
     return paths
@@ -59,9 +59,8 @@ def test_200_kills_lose_no_finished_page_and_leave_nothing(
     kept: dict[str, str] = {}
     kills = rounds = 0
     while kills < KILLS:
-        first = BATCH * (rounds // 2)  # each batch is met twice: whole, and as kills left it
-        batch = pages[first : first + BATCH]
-        assert batch, "the encoders end before they are killed"
+        batch = pages[STEP * rounds :][:BATCH]  # the first of them as earlier kills left them
+        assert len(batch) == BATCH, "the encoders end before they are killed"
         encoders = []
         for number in range(2 if rounds % 3 == 2 else 1):
             reports = tmp_path / f"{rounds}-{number}.txt"
@@ -85,7 +84,7 @@ def test_200_kills_lose_no_finished_page_and_leave_nothing(
 
 def killed(process: ForkServerProcess, reports: Path, chance: random.Random) -> bool:
     """Kill an encoder some time after some page is done; False if it had ended by itself."""
-    wanted, more_s = chance.randrange(BATCH - 1), chance.uniform(0, LATEST_KILL_S)
+    wanted, more_s = chance.randrange(BATCH // 2), chance.uniform(0, LATEST_KILL_S)
     until = time.monotonic() + 60
     while len(keys_in(reports)) < wanted and process.is_alive():
         assert time.monotonic() < until, "no page was done within a minute"

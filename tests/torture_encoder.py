@@ -10,8 +10,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import blake3  # noqa: F401 - this and others are for the processes that are forked
 import numpy as np
+import pyarrow.parquet  # noqa: F401
 import torch
+import torchvision.transforms.v2  # noqa: F401
 from PIL import Image
 
 from pipeline.checkpoint import resolve_model
