@@ -30,13 +30,9 @@ _UNSETTLED_NS = 2_000_000_000  # coarser than the time stamps of any file system
 _AT_ONCE = 500  # SQLite takes 999 parameters and more
 _BUSY_S = 5.0
 _MAX_UNWRITTEN = 2_000
-_SCHEMA = f"""
-BEGIN IMMEDIATE;
-DROP TABLE IF EXISTS facts;
+_TABLE = """
 CREATE TABLE facts (subject TEXT, path TEXT, state TEXT, value TEXT, PRIMARY KEY (subject, path))
-WITHOUT ROWID;
-PRAGMA user_version = {_VERSION};
-COMMIT;
+WITHOUT ROWID
 """
 
 
@@ -156,9 +152,8 @@ class Memo:
                 path.unlink()
             # used by one thread at a time, not always the same
             self._opened = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
-            (version,) = self._opened.execute("PRAGMA user_version").fetchone()
-            if version != _VERSION:
-                self._opened.executescript(_SCHEMA)
+            if _version(self._opened) != _VERSION:
+                _begin_anew(self._opened)
         return self._opened
 
     def _give_up(self, error: Exception) -> None:
@@ -171,6 +166,21 @@ class Memo:
         if damaged and not isinstance(error, sqlite3.OperationalError) and path is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _version(database: sqlite3.Connection) -> int:
+    (found,) = database.execute("PRAGMA user_version").fetchone()
+    return int(found)
+
+
+def _begin_anew(database: sqlite3.Connection) -> None:
+    """Make the table, unless another process has made it since the version was asked for."""
+    database.execute("BEGIN IMMEDIATE")
+    if _version(database) != _VERSION:
+        database.execute("DROP TABLE IF EXISTS facts")
+        database.execute(_TABLE)
+        database.execute(f"PRAGMA user_version = {_VERSION}")
+    database.commit()
 
 
 def _facts(values: list[str]) -> list[Any]:

@@ -77,9 +77,9 @@ def test_200_kills_lose_no_finished_page_and_leave_nothing(
     left = list(cache.rglob("*.tmp"))
     with capsys.disabled():
         print(f"\n{kills} kills in {rounds} rounds, {len(kept)} pages done, {len(left)} files left")
+    check_end(cache, len(left), kept, pipeline)
     assert len(left) >= KILLS // 20, "kills came in the middle of writes"
     assert len(kept) >= KILLS
-    check_end(cache, len(left), kept, pipeline)
 
 
 def killed(process: ForkServerProcess, reports: Path, chance: random.Random) -> bool:
@@ -110,7 +110,7 @@ def check_done(cache: Path, keys: list[str], kept: dict[str, str]) -> None:
 
 def check_end(cache: Path, left: int, kept: dict[str, str], pipeline: Pipeline) -> None:
     found = Store(cache, "").verify()
-    assert {problem.why for problem in found} == {"a temporary file that was left over"}
+    assert {problem.why for problem in found} <= {"a temporary file that was left over"}
     assert len(found) == left
     repaired = json.loads(pipeline("cache", "repair", "--json", cwd=cache.parent).stdout)
     assert len(repaired["repaired"]) == left, repaired

@@ -20,7 +20,6 @@ from checkpoints import load_weights, make_qwen3_vl, save_weights, write_json
 from safetensors.torch import load_file, save_file
 
 from pipeline.checkpoint import (
-    BUNDLED_PATH,
     Model,
     model_identity,
     resolve_model,
@@ -31,6 +30,7 @@ from pipeline.checkpoint import (
 )
 from pipeline.errors import CheckpointError, UsageError
 from pipeline.families import family_of
+from pipeline.models import BUNDLED_PATH
 
 BIAS = "model.visual.blocks.0.norm1.bias"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import memo as memo_module
 from pipeline.memo import Memo, is_settled, memo_path, state_of
 
 
@@ -118,6 +119,26 @@ def test_several_processes_write_at_once(tmp_path: Path) -> None:
     with Memo(tmp_path / "memo") as memo:
         for n in range(3):
             assert memo.recall(str(n), "/2999", "s") == 2999
+
+
+def test_who_finds_no_table_takes_away_none_made_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "memo"
+
+    def made_meanwhile(database: sqlite3.Connection) -> int:
+        monkeypatch.undo()
+        found = version(database)
+        with Memo(path) as other:
+            other.note("n", "/a", "s", 1)
+        return found
+
+    version = memo_module._version
+    monkeypatch.setattr(memo_module, "_version", made_meanwhile)
+    with Memo(path) as late:
+        late.note("n", "/b", "s", 2)
+    with Memo(path) as memo:
+        assert list(memo.recall_all("n", [("/a", "s"), ("/b", "s")])) == [1, 2]
 
 
 def test_it_may_be_used_by_another_thread(tmp_path: Path) -> None:
