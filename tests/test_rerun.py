@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,6 +79,25 @@ def desk(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     assert desk.counts() == (2, 1, 0, 1, True)
     assert desk.counts() == (0, 3, 0, 1, False)
     return desk
+
+
+def test_the_cache_remembers_what_each_run_found(desk: Desk) -> None:
+    desk.page("c.png", 3)
+    desk.run()
+    words = ["cache", "stats", "--cache", str(desk.cache)]
+    runs = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["runs"]
+    names = ("command", "pages", "cached", "encoded", "failed", "hit_rate")
+    assert [tuple(run[name] for name in names) for run in runs] == [
+        ("encode", 4, 3, 1, 0, 0.75),
+        ("encode", 3, 3, 0, 0, 1.0),  # the one that looked at no page
+        ("encode", 3, 1, 2, 0, 0.3333),
+    ]
+    printed = CliRunner().invoke(main, words).stdout
+    assert re.search(
+        r"^encode [0-9: -]{16}: 3 of 4 pages cached \(75%\), 1 encoded, 0 failed$",
+        printed,
+        re.MULTILINE,
+    )
 
 
 def rewrite(path: Path) -> None:

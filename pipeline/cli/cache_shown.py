@@ -12,6 +12,7 @@ from pipeline.cli.amounts import entries, shown_size
 
 if TYPE_CHECKING:
     from pipeline.store.census import Statistics
+    from pipeline.store.history import LookUps
     from pipeline.store.sweep import Swept
 
 
@@ -33,6 +34,18 @@ def show_statistics(found: Statistics) -> None:
         heap = getattr(found, name)
         if heap.files:
             click.echo(f"{name}: {options.counted(heap.files, 'file')}, {shown_size(heap.bytes)}")
+    for run in found.runs:
+        click.echo(_run_line(run))
+
+
+def _run_line(run: LookUps) -> str:
+    ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.ended_s))
+    rate = "" if run.hit_rate is None else f" ({run.hit_rate:.0%})"
+    pages = options.counted(run.pages, "page")
+    return (
+        f"{run.command} {ended}: {run.cached} of {pages} cached{rate}, "
+        f"{run.encoded} encoded, {run.failed} failed"
+    )
 
 
 def show_swept(swept: Swept) -> None:

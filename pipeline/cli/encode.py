@@ -106,6 +106,7 @@ def _rerun(
     if target is None:
         return None
     from pipeline.store.disk import Disk
+    from pipeline.store.history import note_look_ups
     from pipeline.store.hold import hold_shared
     from pipeline.store.layout import entry_name
 
@@ -115,6 +116,7 @@ def _rerun(
             paths, memo, target.subject, lambda key: disk.has(entry_name(tower, key))
         )
     if known is not None:
+        note_look_ups(cache, "encode", pages=known.pages, cached=known.pages, encoded=0, failed=0)
         options.say_model(model, quiet)
         for warning in () if quiet else target.warnings:
             options.say_warning(directory.resolve().name, warning)

@@ -27,6 +27,7 @@ from pipeline.pages import Discovery
 from pipeline.pages.decoders import Decoders
 from pipeline.rerun import KnownTarget, note_target
 from pipeline.store import Compression, Location
+from pipeline.store.history import note_look_ups
 
 
 def encode_and_report(
@@ -81,6 +82,14 @@ def encode_and_report(
             click.echo(
                 f"job: {options.printable(str(plan.path))}, {options.counted(lines, 'line')}"
             )
+    note_look_ups(
+        cache,
+        "encode",
+        pages=report.pages,
+        cached=report.cached,
+        encoded=report.encoded,
+        failed=report.failed,
+    )
     _show(report, stopped, as_json, quiet)
     if stopped:
         click.echo(_stop_line(report, max_failures, plan), err=True)

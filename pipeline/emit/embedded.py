@@ -33,7 +33,7 @@ def embedded_lines(
             "as part of the whole prompt",
             "`pipeline run --engine llm` does that; `pipeline emit --native` writes the images",
         )
-    images = locate_images(survey.images, pages, options.encode, options.quiet)
+    images = locate_images(survey.images, pages, options.encode, options.quiet, "emit")
     names = served_names(None, pages.model_names, survey)
     faults = faults_of_inline(source, survey, pages)
     maker = RequestMaker(source, images, names, pages, faults)

@@ -30,6 +30,7 @@ from pipeline.pages import Discovery
 from pipeline.run.apart import call_apart
 from pipeline.run.outcome import DamagedEntry
 from pipeline.store import Footer, Location
+from pipeline.store.history import note_look_ups
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,12 @@ def open_pages(options: PageOptions) -> OpenPages:
 
 
 def locate_images(
-    images: Iterable[ImageReference], pages: OpenPages, encode: bool, quiet: bool
+    images: Iterable[ImageReference], pages: OpenPages, encode: bool, quiet: bool, command: str
 ) -> dict[tuple[Path, int], Located | Failure]:
-    """The cache entry of each page, or why it has none; encodes what is missing."""
+    """The cache entry of each page, or why it has none; encodes what is missing.
+
+    The cache remembers, under the name of the `command`, how many were there.
+    """
     wanted = [(image.path, image.page) for image in images]
     found = {page: pages.locator.locate(*page) for page in wanted}
     pages.locator.remember()
@@ -126,6 +130,15 @@ def locate_images(
         report = encode_apart(missing, pages.options, quiet)
         failures = {(failure.file, failure.page): failure for failure in report.failures}
         found |= {page: pages.locator.locate(*page) for page in missing}
+    lost = sum(place is None for place in found.values())
+    note_look_ups(
+        pages.target.store.root,
+        command,
+        pages=len(found),
+        cached=len(found) - len(missing),
+        encoded=len(missing) - lost,
+        failed=lost,
+    )
     return {
         page: place if place is not None else _why_missing(page, failures, encode)
         for page, place in found.items()

@@ -93,7 +93,7 @@ def run_job(options: RunOptions) -> RunReport:
         tally = Tally(survey.requests)
         try:
             for round_ in range(1 + REPAIRS):
-                images = locate_images(survey.images, pages, options.encode, options.quiet)
+                images = locate_images(survey.images, pages, options.encode, options.quiet, "run")
                 maker = RequestMaker(source, images, names, pages, faults)
                 pending = plan(maker, directory, tally)
                 damaged = answer(engine, maker, pending, directory, tally, options.quiet)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.durable import TEMPORARY_SUFFIX
+from pipeline.store.history import LookUps, last_look_ups
 from pipeline.store.layout import DOCUMENTS, QUARANTINE, entry_name, whole_name
 from pipeline.store.location import Location
 from pipeline.store.media import medium_of
@@ -22,6 +23,7 @@ from pipeline.store.medium import TAIL_BYTES, FileState
 from pipeline.store.walk import Place, walk
 
 AGES_DAYS = (1, 7, 30, 90, 365)
+RUNS_SHOWN = 10
 _DAY_S = 86_400
 _KEY_BYTES = 32
 
@@ -155,10 +157,11 @@ class Statistics:
     quarantine: Heap
     temporary: Heap
     foreign: Heap
+    runs: tuple[LookUps, ...]  # the last one first
 
     def as_record(self) -> dict[str, Any]:
         """As `stats --json` prints it."""
-        return asdict(self)
+        return asdict(self) | {"runs": [run.as_record() for run in self.runs]}
 
 
 def statistics(census: Census, now_s: float | None = None) -> Statistics:
@@ -178,6 +181,7 @@ def statistics(census: Census, now_s: float | None = None) -> Statistics:
         quarantine=census.quarantine,
         temporary=census.temporary,
         foreign=census.foreign,
+        runs=last_look_ups(census.root, RUNS_SHOWN),
     )
 
 

@@ -6,6 +6,7 @@ FORMAT_VERSION = 1
 VERSION = f"v{FORMAT_VERSION}"  # where entries and manifests of this format lie
 DOCUMENTS = "documents"
 QUARANTINE = "quarantine"
+RUNS = "runs"
 LOCK = "lock"
 
 
