@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml requirements/dev.txt
 		{ echo "Error: Python 3.11 or newer is needed"; echo; \
 		  echo "hint: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/uv || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip install -q uv==0.13.9; }
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install -q --no-deps -r requirements/dev.txt
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install -q --no-deps --compile-bytecode -r requirements/dev.txt
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install -q --no-deps -e .
 	@touch $(STAMP)
 
