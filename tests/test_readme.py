@@ -49,7 +49,8 @@ def outputs(project: Path) -> dict[str, subprocess.CompletedProcess[str]]:
             done[command] = subprocess.run(
                 words, cwd=project, capture_output=True, text=True, timeout=600
             )
-            assert done[command].returncode == 0, (command, done[command].stderr[-3000:])
+            said = done[command].stdout[-3000:] + done[command].stderr[-3000:]
+            assert done[command].returncode == 0, f"{command}\n{said}"
     return done
 
 
