@@ -7,6 +7,7 @@ the sharing, start of the processes included. Ratios within one run; the last li
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ ENCODER = Path(__file__).parents[1] / "tests" / "encoder_with_stub_tower.py"
 @click.option("--tower-s", default=0.05, show_default=True, help="Processor time of a page.")
 @click.option("--rounds", default=3, show_default=True, help="The best of each counts.")
 def main(pages: int, tower_s: float, rounds: int) -> None:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled modules are kept, as is the default
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         make_pages(work / "pages", pages)
@@ -56,7 +58,7 @@ def encode(
     log = work / f"{name}.log"
     words = [sys.executable, str(ENCODER), str(tower_s), str(log), "encode"]
     words += [str(pages or work / "pages"), "--cache", str(work / name)]
-    words += ["--threads", "1", "--quiet"]
+    words += ["--workers", "1", "--threads", "1", "--quiet"]
     started = time.monotonic()
     running = [subprocess.Popen(words) for _ in range(encoders)]
     for process in running:

@@ -31,6 +31,7 @@ def main(pages: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         os.environ["PIPELINE_MEMO"] = str(work / "memo.sqlite")
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Python's own default, for both
         make_pages(work / "pages", pages)
         time.sleep(3)  # a file that changed just now is not remembered
         encode = ["encode", str(work / "pages"), "--cache", str(work / "cache"), "--json"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def encode_and_report(
         values | {"min_pixels": min_pixels, "max_pixels": max_pixels, "precision": precision}
     )
     decode = decode_of(values)
+    # one thread keeps one decoder from working, several keep two busy at most
+    decode = replace(decode, processes=min(decode.processes, threads or physical_cores()))
     inputs = options.inputs_of(paths, files_from)
     limit = None if max_failures is None else FailureLimit.parse(max_failures)
     plan = job_plan(**values)
