@@ -128,6 +128,19 @@ def test_an_entry_is_what_the_tower_makes_of_the_page(target: Target, docs: Path
     assert "transformers" in footer.made_by and "model qwen3-vl" in footer.made_by
 
 
+def test_an_entry_is_no_larger_than_its_page(target: Target, tmp_path: Path) -> None:
+    """Not as large as what was in memory with it: the other pages of a call, a larger buffer."""
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for number in range(8):
+        noise(96 + 64 * number, 320, number).save(docs / f"{number}.png")
+    report = encode_pages([docs], target)
+    assert report.encoded == 8
+    for page in report.good:
+        size_bytes = target.store.path(page.key).stat().st_size
+        assert size_bytes <= page.tokens * 192 * 2 + 8_000, page
+
+
 def test_a_deleted_entry_is_encoded_again_and_only_it(
     target: Target, docs: Path, decoded: list[str]
 ) -> None:
