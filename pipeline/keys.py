@@ -107,6 +107,13 @@ def pixel_digest(rgb: NDArray[np.uint8]) -> str:
     return digest.hexdigest()
 
 
+def text_digest(text: bytes) -> str:
+    """blake3 (64 hex) of a short text."""
+    from blake3 import blake3
+
+    return str(blake3(text).hexdigest())
+
+
 def file_digest(path: Path) -> str:
     """blake3 (64 hex) of a file's bytes, read in pieces; raises OSError."""
     with open(path, "rb") as stream:

@@ -60,6 +60,12 @@ def put(root: Path, seed: int, tower: str = TOWER, age_days: float = 0.0, now_s:
     return path
 
 
+def flipped(data: bytes) -> bytes:
+    """An entry's file with another bit in its last value: before Parquet's own footer."""
+    place = len(data) - 9 - int.from_bytes(data[-8:-4], "little")
+    return data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
+
+
 def put_manifest(root: Path, digest: str = "d" * 64) -> Path:
     """A document manifest in the cache."""
     store = Store(root, TOWER)

@@ -151,7 +151,7 @@ def test_a_killed_verification_goes_on(tmp_path: Path) -> None:
     slow = (
         "import time, pipeline.store.check as check, pipeline.store.logbook as logbook\n"
         "original = check.read_entry\n"
-        "def slowly(*given):\n    time.sleep(0.1); return original(*given)\n"
+        "def slowly(*given, **named):\n    time.sleep(0.1); return original(*given, **named)\n"
         "check.read_entry = slowly; logbook._MARK_EVERY_S = 0.3\n"
         "from pipeline.cli import main\nmain()"
     )
@@ -170,7 +170,9 @@ def test_a_killed_verification_goes_on(tmp_path: Path) -> None:
 
         original = check.read_entry
         patch.setattr(
-            check, "read_entry", lambda *given: (read.append(given[0]), original(*given))[1]
+            check,
+            "read_entry",
+            lambda *given, **named: (read.append(given[0]), original(*given, **named))[1],
         )
         found = record("verify", "--cache", root, "--state", state, code=3)
     assert len(read) == 30 - marks[-1]["files"]

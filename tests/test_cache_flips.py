@@ -24,21 +24,22 @@ def put(
     return path, path.read_bytes(), made
 
 
+@pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("whole_byte", [False, True])
 def test_every_flip_is_refused_or_changes_nothing(
-    put: tuple[Path, bytes, Entry], whole_byte: bool
+    put: tuple[Path, bytes, Entry], whole_byte: bool, columns: bool
 ) -> None:
     _, whole, made = put
     refused = 0
     for place in range(len(whole)):
         data = bytearray(whole)
         data[place] ^= 0xFF if whole_byte else 1 << (place % 8)
-        got = entry_of(bytes(data), made.footer.key, TOWER)
+        got = entry_of(bytes(data), made.footer.key, TOWER, columns=columns)
         refused += isinstance(got, BadEntry)
         if isinstance(got, Entry):
             assert got.footer == made.footer, place
             assert np.array_equal(got.bits(), made.bits()), place
-    assert refused > len(whole) // 2
+    assert refused > len(whole) // (2 if columns else 3)
 
 
 def test_every_length_is_refused(put: tuple[Path, bytes, Entry]) -> None:
@@ -49,7 +50,7 @@ def test_every_length_is_refused(put: tuple[Path, bytes, Entry]) -> None:
 
 
 def test_a_flip_is_never_another_footer(put: tuple[Path, bytes, Entry]) -> None:
-    """A footer read alone has no digest: what a job is planned by must contradict itself."""
+    """A footer read alone has a digest of its own."""
     path, whole, made = put
     store = Store(path.parents[3], TOWER)
     try:
@@ -59,8 +60,7 @@ def test_a_flip_is_never_another_footer(put: tuple[Path, bytes, Entry]) -> None:
             path.write_bytes(data)
             footer = store.footer(made.footer.key)
             if footer is not None:
-                for name in ("key", "tower_fingerprint", "dtype", "rows", "grid"):
-                    assert getattr(footer, name) == getattr(made.footer, name), (place, name)
+                assert footer == made.footer, place
     finally:
         path.write_bytes(whole)
     assert isinstance(store.get(made.footer.key), Entry)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import s3_encoder
 from click.testing import CliRunner, Result
-from makers_cache import DAY_S, OTHER_TOWER, TOWER, entry, files_of
+from makers_cache import DAY_S, OTHER_TOWER, TOWER, entry, files_of, flipped
 from PIL import Image
 from s3_server import BUCKET, S3Server, s3_server
 
@@ -136,10 +136,8 @@ def delete_object(root: Remote, name: str) -> None:
 
 
 def flip(root: Remote, name: str) -> None:
-    """Another bit in the middle of an object."""
-    data = bytearray(objects_in(root)[name])
-    data[len(data) // 2] ^= 0x10
-    put_object(root, name, bytes(data))
+    """Another bit in an entry's payload."""
+    put_object(root, name, flipped(objects_in(root)[name]))
 
 
 def encode(docs: Path, root: Location) -> EncodeReport:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from makers_cache import TOWER, entry, put
+from makers_cache import TOWER, entry, flipped, put
 from s3_server import BUCKET, S3Server, s3_server
 
 from pipeline.cli import main
@@ -59,9 +59,7 @@ def kept(near: Path) -> list[Path]:
 
 
 def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
+    path.write_bytes(flipped(path.read_bytes()))
 
 
 # ---------------------------------------------------------------- reading through

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from makers_cache import SPEC, TOWER, entry
 
 from pipeline.geometry import Grid, tokens
-from pipeline.store import Compression, Entry, Store
+from pipeline.store import BadEntry, Compression, Entry, Store
 from pipeline.store.check import entry_of
 from pipeline.store.entry import to_parquet
 
@@ -91,6 +91,34 @@ def test_a_file_laid_out_otherwise_is_read_all_the_same(store: Store) -> None:
             got = entry_of(sink.getvalue().to_pybytes(), put.footer.key, TOWER)
             assert isinstance(got, Entry), got
             assert np.array_equal(got.bits(), put.bits())
+
+
+def test_the_footer_has_a_digest_and_the_columns_repeat_it(store: Store) -> None:
+    put = entry(1)
+    table = pq.read_table(pa.BufferReader(to_parquet(put)))
+    metadata = pq.read_metadata(pa.BufferReader(to_parquet(put))).metadata
+    other = table.set_column(table.column_names.index("family"), "family", [["another"]])
+
+    def written(**changed: bytes) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, other.schema) as writer:
+            writer.write_table(other)
+            writer.add_key_value_metadata(metadata | {k.encode(): v for k, v in changed.items()})
+        return bytes(sink.getvalue())
+
+    def read(data: bytes, columns: bool) -> Entry | BadEntry:
+        return entry_of(data, put.footer.key, TOWER, columns=columns)
+
+    got = read(written(), columns=False)
+    assert isinstance(got, Entry) and got.footer == put.footer
+    got = read(written(), columns=True)
+    assert isinstance(got, BadEntry) and "columns and footer disagree" in got.why
+    footer = metadata[b"pipeline.entry"].replace(b'"tiles":1', b'"tiles":2')
+    got = read(written(**{"pipeline.entry": footer}), columns=False)
+    assert isinstance(got, BadEntry) and "the footer does not match its digest" in got.why
+    del metadata[b"pipeline.entry.blake3"]  # as the first entries were written
+    got = read(written(), columns=False)
+    assert isinstance(got, BadEntry) and "columns and footer disagree" in got.why
 
 
 def test_the_high_plane_is_compressed_and_the_low_one_is_not(store: Store) -> None:

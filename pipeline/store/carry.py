@@ -126,7 +126,7 @@ def _members(
         except OSError as error:
             carried.problems.append(Found(name, f"it can't be read: {error.strerror or error}"))
             continue
-        read = entry_of(data, Path(name).stem, name.split("/")[0])
+        read = entry_of(data, Path(name).stem, name.split("/")[0], columns=True)
         if isinstance(read, BadEntry):
             carried.problems.append(Found(name, read.why))
             continue
@@ -224,7 +224,7 @@ def _take(name: str, data: bytes, medium: Medium, carried: Carried) -> str | Non
     if int(found[1]) != FORMAT_VERSION:
         return f"format version {found[1]}, expected {FORMAT_VERSION}"
     if entry is not None:
-        read = entry_of(data, entry[4], entry[2])
+        read = entry_of(data, entry[4], entry[2], columns=True)
         if isinstance(read, BadEntry):
             return read.why
     else:

@@ -82,7 +82,7 @@ def _problem_of(medium: Medium, place: Place, mode: int) -> str | None:
         return manifest_problem(medium, whole_name(place.name)) if is_manifest else FOREIGN
     if ending != "parquet":
         return FOREIGN
-    read = read_entry(medium, whole_name(place.name), stem, parts[0])
+    read = read_entry(medium, whole_name(place.name), stem, parts[0], columns=True)
     return read.why if isinstance(read, BadEntry) else None
 
 
@@ -103,10 +103,15 @@ def manifest_of(data: bytes) -> Manifest:
         raise DamagedError(str(error)) from error
 
 
-def read_entry(medium: Access, name: str, key: str, tower_fingerprint: str) -> Entry | BadEntry:
-    """The entry in a file with digest, shape and values checked, or what is wrong with it."""
+def read_entry(
+    medium: Access, name: str, key: str, tower_fingerprint: str, *, columns: bool = False
+) -> Entry | BadEntry:
+    """The entry in a file with digest, shape and values checked, or what is wrong with it.
+
+    `columns` says to read what the footer repeats, too.
+    """
     try:
-        return medium.load(name, lambda data: whole_entry(data, key, tower_fingerprint))
+        return medium.load(name, lambda data: whole_entry(data, key, tower_fingerprint, columns))
     except FileNotFoundError:
         return BadEntry(key, "there is no such entry")
     except DamagedError as damage:
@@ -115,18 +120,20 @@ def read_entry(medium: Access, name: str, key: str, tower_fingerprint: str) -> E
         return BadEntry(key, f"the file can't be read: {error.strerror or error}")
 
 
-def entry_of(data: bytes, key: str, tower_fingerprint: str) -> Entry | BadEntry:
-    """The entry in a file's bytes, or what is wrong with it."""
+def entry_of(
+    data: bytes, key: str, tower_fingerprint: str, *, columns: bool = False
+) -> Entry | BadEntry:
+    """The same of an entry in a file's bytes."""
     try:
-        return whole_entry(data, key, tower_fingerprint)
+        return whole_entry(data, key, tower_fingerprint, columns)
     except DamagedError as damage:
         return BadEntry(key, str(damage))
 
 
-def whole_entry(data: bytes, key: str, tower_fingerprint: str) -> Entry:
+def whole_entry(data: bytes, key: str, tower_fingerprint: str, columns: bool) -> Entry:
     """The entry in a file's bytes with digest, shape and values checked; raises DamagedError."""
     try:
-        entry = from_parquet(data)
+        entry = from_parquet(data, columns=columns)
     except Exception as error:  # whatever pyarrow makes of a damaged file
         raise DamagedError(f"the file is damaged: {error}") from error
     if (problem := entry_problem(entry, key, tower_fingerprint)) is not None:

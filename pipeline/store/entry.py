@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.geometry import Grid, tokens
-from pipeline.keys import EncodeSpec, canonical_json, payload_digest
+from pipeline.keys import EncodeSpec, canonical_json, payload_digest, text_digest
 from pipeline.store.layout import FORMAT_VERSION
 from pipeline.store.planes import Plane, all_finite, joined, split
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DTYPE = "bfloat16"
 _END_BYTES = 8  # of a Parquet file: the length of its footer, and PAR1
 _FOOTER_KEY = b"pipeline.entry"
+_CHECK_KEY = b"pipeline.entry.blake3"  # of the value of _FOOTER_KEY; the first entries lack it
 
 
 class Compression(Enum):
@@ -188,20 +189,21 @@ def to_parquet(entry: Entry, compression: Compression = Compression.ZSTD) -> mem
     scalars = {field.name: getattr(entry.footer, field.name) for field in fields(Footer)}
     scalars["grid"] = None if entry.footer.grid is None else list(entry.footer.grid)
     row = pa.array([scalars], pa.struct(list(schema)[: len(scalars)]))
-    table = pa.Table.from_arrays(
-        [*row.flatten(), _cell(entry.high), _cell(entry.low)],
-        schema=schema.with_metadata({_FOOTER_KEY: canonical_json(scalars)}),
-    )
+    columns = [*row.flatten(), _cell(entry.high), _cell(entry.low)]
+    footer = canonical_json(scalars)
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
+    with pq.ParquetWriter(
         sink,
+        schema,
         compression={"high": compression.value},
         compression_level={"high": 1} if compression is Compression.ZSTD else None,
         use_dictionary=False,
         write_statistics=False,
         write_page_checksum=True,
-    )
+        store_schema=False,  # 3 KB, and Parquet's own types say it all
+    ) as writer:
+        writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+        writer.add_key_value_metadata({_FOOTER_KEY: footer, _CHECK_KEY: text_digest(footer)})
     return memoryview(sink.getvalue())
 
 
@@ -229,33 +231,44 @@ def read_footer(tail: bytes) -> Footer:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return _parse_footer(pq.read_metadata(pa.BufferReader(tail)).metadata)
+    return _parse_footer(pq.read_metadata(pa.BufferReader(tail)).metadata or {})
 
 
-def from_parquet(data: bytes) -> Entry:
-    """The entry in a Parquet file's bytes; raises whatever pyarrow raises if it is damaged."""
+def from_parquet(data: bytes, *, columns: bool = False) -> Entry:
+    """The entry in a Parquet file's bytes; raises whatever pyarrow raises if it is damaged.
+
+    `columns` says to read what the footer repeats, too. An old entry, whose footer has no digest,
+    is always read so.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-    footer = _parse_footer(file.metadata.metadata)
+    metadata = file.metadata.metadata or {}
+    footer = _parse_footer(metadata)
     low = _last_cell(data, footer.rows * footer.width)
-    names = [*(field.name for field in fields(Footer)), "high"]
+    repeated = [field.name for field in fields(Footer)]
+    names = repeated if columns or _CHECK_KEY not in metadata else []
+    planes = ["high"] if low is not None else ["high", "low"]
     # without threads: one that lives at the end aborts the process, see apache/arrow#34314
-    table = file.read(names if low is not None else [*names, "low"], use_threads=False)
-    (row,) = table.select(names[:-1]).to_pylist()
-    if canonical_json(row) != canonical_json(asdict(footer)):
-        raise ValueError("columns and footer disagree")
+    table = file.read([*names, *planes], use_threads=False)
+    if names:
+        (row,) = table.select(names).to_pylist()
+        if canonical_json(row) != canonical_json(asdict(footer)):
+            raise ValueError("columns and footer disagree")
     if low is None:
         low = memoryview(table["low"][0].as_buffer())
     high = memoryview(table["high"][0].as_buffer())
     return Entry(footer, high, low)
 
 
-def _parse_footer(metadata: dict[bytes, bytes] | None) -> Footer:
-    if not metadata or _FOOTER_KEY not in metadata:
+def _parse_footer(metadata: dict[bytes, bytes]) -> Footer:
+    if _FOOTER_KEY not in metadata:
         raise ValueError("the file is no cache entry")
-    values = json.loads(metadata[_FOOTER_KEY])
+    text = metadata[_FOOTER_KEY]
+    if (noted := metadata.get(_CHECK_KEY)) is not None and noted != text_digest(text).encode():
+        raise ValueError("the footer does not match its digest")
+    values = json.loads(text)
     if values["grid"] is not None:
         values["grid"] = tuple(values["grid"])
     return Footer(**values)
