@@ -28,6 +28,12 @@ COMMAND = [sys.executable, "-m", "pipeline"]
 Pipeline = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start engines come first: they take longest, and two workers share them."""
+    starting = {item.path for item in items if item.get_closest_marker("engine")}
+    items.sort(key=lambda item: item.path not in starting)
+
+
 @pytest.fixture(scope="session")
 def pipeline() -> Pipeline:
     """`pipeline(*words, cwd=DIR, code=0)` runs the command and checks its exit code."""
