@@ -20,7 +20,9 @@ class EngineOptions:
 
     `kv_cache_gib` is used by vLLM's CPU build only (VLLM_CPU_KVCACHE_SPACE); on a GPU
     `gpu_memory_utilization` decides. `max_in_flight_bytes` bounds the embeddings that the
-    engine has been handed and has not finished; default a quarter of the available memory.
+    engine has been handed and has not finished; default a quarter of the available memory. An
+    engine that is not up after `start_timeout_s`, or makes no step for `stall_timeout_s`, is
+    taken for dead.
     """
 
     driver: str = "llm"
@@ -34,6 +36,7 @@ class EngineOptions:
     kv_cache_gib: int = 1
     max_in_flight_bytes: int | None = None
     start_timeout_s: float = 900.0
+    stall_timeout_s: float = 600.0
     extra_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ class ModelSource:
     `row_width` is that of the family's embeddings; `deepstack` tells whether they carry
     DeepStack features, `prompt_embeds` whether they are handed over inside the prompt.
     `config_overrides` go over config.json; `cpu_dtype` is the only dtype with which vLLM's CPU
-    build runs the model.
+    build runs the model. A `hybrid` keeps a state besides its KV cache.
     """
 
     path: Path
@@ -41,6 +41,7 @@ class ModelSource:
     cpu_dtype: str | None = None
     native: bool = False
     images_per_prompt: int = 8
+    hybrid: bool = False
     trust_remote_code: bool = False
 
 

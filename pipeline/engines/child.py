@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from pipeline.engines import guard, prompt_embeds
+from pipeline.engines.last_words import keep_notes
+from pipeline.engines.pulse import watch_steps
 
 EXIT_ENGINE_DEAD = 70
 EVENTS_ENV = "PIPELINE_EVENTS_FD"
@@ -66,13 +68,18 @@ async def _serve(args: Namespace, events: Events) -> None:
     )
     from vllm.usage.usage_lib import UsageContext
 
+    watched = watch_steps(lambda: events.send("pulse"))
     context = UsageContext.OPENAI_BATCH_RUNNER
     async with build_async_engine_client(args, usage_context=context) as engine:
+        keep_notes()
         state = State()
         await init_app_state(engine, state, args, await engine.get_supported_tasks())
         reports = await engine.collective_rpc("pipeline_tower_report")
         events.send(
-            "ready", towers=reports, max_model_len=engine.vllm_config.model_config.max_model_len
+            "ready",
+            towers=reports,
+            max_model_len=engine.vllm_config.model_config.max_model_len,
+            pulses=watched and getattr(engine, "logger_manager", None) is not None,
         )
         service = _Service(
             engine,

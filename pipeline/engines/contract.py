@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipeline.config import EngineOptions
 from pipeline.jobs import Request, Result
 
 
@@ -33,16 +34,32 @@ class Engine(Protocol):
         """
         ...
 
+    def with_less_memory(self) -> Engine | None:
+        """The same engine with the next smaller settings; None if there are none left."""
+        ...
+
+    def settings(self) -> EngineOptions:
+        """What it is started with."""
+        ...
+
 
 class EngineDeath(Exception):
     """The engine died; `unfinished` were in its hands, results yielded before are good.
 
     `ready` tells whether it had come up, so that a start that fails is told from a poison
-    request; `cause` is one line for people, `log` the file that holds the rest.
+    request, `out_of_memory` whether it asked for memory that is not there; `cause` is one line
+    for people, `log` the file that holds the rest.
     """
 
     def __init__(
-        self, cause: str, unfinished: tuple[Request, ...], *, ready: bool, log: str
+        self,
+        cause: str,
+        unfinished: tuple[Request, ...],
+        *,
+        ready: bool,
+        log: str,
+        out_of_memory: bool = False,
     ) -> None:
         super().__init__(cause)
         self.cause, self.unfinished, self.ready, self.log = cause, unfinished, ready, log
+        self.out_of_memory = out_of_memory

@@ -11,14 +11,16 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import EngineOptions
+from pipeline.config import EngineOptions, cpu_build_installed
 from pipeline.engines.arguments import ModelSource, engine_arguments, engine_environment
 from pipeline.engines.child import EVENTS_ENV
 from pipeline.engines.contract import EngineDeath, EngineStarted
+from pipeline.engines.last_words import root_cause
+from pipeline.engines.memory import with_less_memory
 from pipeline.engines.process import GRACE_S, EngineProcess
 from pipeline.engines.tower import check_tower
 from pipeline.errors import UsageError
@@ -48,6 +50,13 @@ class LlmEngine:
             process.close_requests()
             process.wait(GRACE_S)
 
+    def with_less_memory(self) -> LlmEngine | None:
+        options = with_less_memory(self.options, cpu=cpu_build_installed())
+        return None if options is None else replace(self, options=options)
+
+    def settings(self) -> EngineOptions:
+        return self.options
+
     def _start(self) -> EngineProcess:
         return EngineProcess(
             "pipeline.engines.child",
@@ -68,6 +77,7 @@ class _Session:
         self._flying: dict[str, Request] = {}
         self._flying_bytes = 0
         self._ready = False
+        self._stall_timeout_s: float | None = None
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._read_events, name="engine events", daemon=True).start()
 
@@ -94,6 +104,8 @@ class _Session:
         if event["event"] != "ready":
             raise self._death(event)
         check_tower(event["towers"], model)
+        if event["pulses"]:
+            self._stall_timeout_s = self._options.stall_timeout_s
         self._ready = True
         return EngineStarted(tuple(event["towers"]), str(self._process.log))
 
@@ -116,7 +128,9 @@ class _Session:
                     return
                 barrier = False
                 continue
-            yield self._landed(self._next_event(None))
+            event = self._next_event(self._stall_timeout_s)
+            if event["event"] != "pulse":
+                yield self._landed(event)
 
     def _has_room(self) -> bool:
         # twice what the engine runs at once: the next ones are rendered while it computes
@@ -150,15 +164,21 @@ class _Session:
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
-            return {"event": "timeout", "cause": f"no sign of life for {timeout_s:.0f} s"}
+            what = "made no step" if self._ready else "was not up"
+            return {"event": "timeout", "cause": f"the engine {what} within {timeout_s:.0f} s"}
 
     def _death(self, event: dict[str, Any]) -> EngineDeath:
-        cause = event.get("cause")
+        status = None if event["event"] == "timeout" else self._process.wait(0.5)
+        note = root_cause(self._process.notes)
+        cause = str(note) if note else event.get("cause")
         if cause is None:
-            status = self._process.wait(0.5)
             cause = f"the engine process ended with status {status}: {self._process.last_words()}"
         return EngineDeath(
-            cause, tuple(self._flying.values()), ready=self._ready, log=str(self._process.log)
+            cause,
+            tuple(self._flying.values()),
+            ready=self._ready,
+            log=str(self._process.log),
+            out_of_memory=note is not None and note.out_of_memory,
         )
 
 

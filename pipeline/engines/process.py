@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from pipeline.engines import guard
+from pipeline.engines.last_words import NOTES_ENV
 
 GRACE_S = 20.0
 _LAST_WORDS_BYTES = 4096
@@ -19,9 +20,9 @@ _LAST_WORDS_BYTES = 4096
 class EngineProcess:
     """`python -m MODULE ARGUMENTS…` as leader of its own process group.
 
-    Standard output and error go to `log`. `events` reads the descriptor that the child writes
-    to. The write end of a pipe is held open here: when this process dies, however it dies, the
-    child reads end-of-file and kills its group.
+    Standard output and error go to `log`, exceptions to `notes` beside it. `events` reads the
+    descriptor that the child writes to. The write end of a pipe is held open here: when this
+    process dies, however it dies, the child reads end-of-file and kills its group.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class EngineProcess:
         events_variable: str,
     ) -> None:
         self.log, self._record = log, record
+        self.notes = log.with_suffix(".deaths")
         liveness_read, self._liveness = os.pipe()
         events_read, events_write = os.pipe()
         environment = environment | {
             guard.LIVENESS_ENV: str(liveness_read),
+            NOTES_ENV: str(self.notes),
             events_variable: str(events_write),
         }
         with log.open("ab") as output:

@@ -7,16 +7,20 @@ is bounded by the bytes of its embeddings; each attempt has an output file of it
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.config import EngineOptions
+from pipeline.config import EngineOptions, cpu_build_installed
 from pipeline.durable import sync
 from pipeline.engines.arguments import ModelSource, engine_arguments, engine_environment
+from pipeline.engines.batch_child import EVENTS_ENV, PULSE, WATCHED
 from pipeline.engines.contract import EngineDeath, EngineStarted
+from pipeline.engines.last_words import root_cause
 from pipeline.engines.llm import result_of
+from pipeline.engines.memory import with_less_memory
 from pipeline.engines.process import EngineProcess
 from pipeline.engines.tower import check_tower
 from pipeline.jobs import Request, Result
@@ -46,7 +50,7 @@ class RunBatchEngine:
             Path(f"{stem}-towers"),
         )
         _write_shard(files.input, shard)
-        status = self._run_process(files)
+        cause, out_of_memory = self._run_process(files)
         towers = [json.loads(path.read_text()) for path in sorted(files.towers.glob("*.json"))]
         results = _read_output(files.output)
         if towers or results:  # an answer without a report is not believed
@@ -56,14 +60,22 @@ class RunBatchEngine:
         unfinished = tuple(request for request in shard if request.custom_id not in results)
         if unfinished:
             raise EngineDeath(
-                f"vLLM's batch runner ended with status {status} and left "
-                f"{len(unfinished)} of {len(shard)} requests without an answer",
+                f"{cause}; {len(unfinished)} of {len(shard)} requests have no answer",
                 unfinished,
                 ready=bool(towers),
                 log=str(files.log),
+                out_of_memory=out_of_memory,
             )
 
-    def _run_process(self, files: _ShardFiles) -> int | None:
+    def with_less_memory(self) -> RunBatchEngine | None:
+        options = with_less_memory(self.options, cpu=cpu_build_installed())
+        return None if options is None else replace(self, options=options)
+
+    def settings(self) -> EngineOptions:
+        return self.options
+
+    def _run_process(self, files: _ShardFiles) -> tuple[str, bool]:
+        """How the batch runner ended, for people, and whether for want of memory."""
         environment = engine_environment(self.model, self.options)
         environment[TOWER_REPORT_ENV] = str(files.towers)
         arguments = ["-i", str(files.input), "-o", str(files.output)]
@@ -73,11 +85,44 @@ class RunBatchEngine:
             environment,
             log=files.log,
             record=self.record,
-            events_variable="PIPELINE_UNUSED_FD",
+            events_variable=EVENTS_ENV,
         ) as process:
-            while (status := process.wait(2.0)) is None:
+            watch = _Watch(process.events.fileno(), self.options)
+            while (status := process.wait(2.0)) is None and not watch.stalled():
                 process.remember()
-            return status
+        note = root_cause(process.notes)
+        cause = watch.cause or f"vLLM's batch runner ended with status {status}"
+        return (
+            f"{cause}: {note}" if note else cause,
+            note is not None and note.out_of_memory,
+        )
+
+
+class _Watch:
+    """Tells from its signs of life whether a batch runner hangs."""
+
+    def __init__(self, descriptor: int, options: EngineOptions) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor, self._options = descriptor, options
+        self._heard_s, self._watched, self._steps = time.monotonic(), False, False
+        self.cause = ""
+
+    def stalled(self) -> bool:
+        """True if it was silent for too long; `cause` says so."""
+        try:
+            heard = os.read(self._descriptor, 1 << 16)
+        except BlockingIOError:
+            heard = b""
+        if heard:
+            self._heard_s = time.monotonic()
+            self._watched |= WATCHED in heard
+            self._steps |= PULSE in heard
+        limit_s = self._options.stall_timeout_s if self._steps else self._options.start_timeout_s
+        silent = self._watched and time.monotonic() - self._heard_s > limit_s
+        if silent:
+            what = "made no step" if self._steps else "was not up"
+            self.cause = f"vLLM's batch runner {what} within {limit_s:.0f} s"
+        return silent
 
 
 @dataclass(frozen=True, slots=True)

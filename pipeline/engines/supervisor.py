@@ -2,7 +2,8 @@
 
 After a death the unfinished requests are suspects. They run again in halves, each half alone in
 the engine; a half that kills it is halved again. A request that is alone at its second death is
-set aside. Every finished result is kept.
+set aside. Every finished result is kept. An engine that ran out of memory is started again with
+less.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
 from pipeline.engines.contract import Engine, EngineDeath, EngineStarted
+from pipeline.engines.memory import changed
 from pipeline.errors import EngineLostError
 from pipeline.jobs import Request, Result
 
 MAX_DEATHS_OF_ONE_REQUEST = 2
 MAX_FRUITLESS_STARTS = 3
+MAX_STEPS_DOWN_WHILE_RUNNING = 2  # one request that is too large must not slow the whole night
 BACKOFF_S = 1.0
 
 
@@ -33,22 +36,27 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The engine died and is going to be started again; `unfinished` will run again."""
+    """The engine died; `unfinished` will run again when it is started again.
+
+    `change` says with which other settings, where it ran out of memory.
+    """
 
     cause: str
     log: str
     unfinished: tuple[Request, ...]
+    change: str = ""
 
 
 @dataclass(slots=True)
 class _Feed:
     """Hands requests to the engine: suspects group by group, behind barriers, then the rest."""
 
-    requests: Iterator[Request]
+    requests: Iterator[Request | None]
+    stopping: Callable[[], bool]
     suspects: deque[list[Request]] = field(default_factory=deque)
 
     def __iter__(self) -> Iterator[Request | None]:
-        while self.suspects:
+        while self.suspects and not self.stopping():
             yield from self.suspects.popleft()
             yield None
         yield from self.requests
@@ -60,16 +68,21 @@ class _Feed:
 
 
 def supervise(
-    engine: Engine, requests: Iterator[Request], *, sleep: Callable[[float], None] = time.sleep
+    engine: Engine,
+    requests: Iterator[Request | None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Generator[Result | EngineStarted | SetAside | Death]:
     """Yield every result of `requests`, through as many lives of the engine as it takes.
 
+    Once `stopping` says so, a dead engine is not started again, and what it left stays undone.
     Raises EngineLostError when it does not come up, or dies again and again without finishing
     or settling anything in between.
     """
-    feed = _Feed(requests)
+    feed = _Feed(requests, stopping)
     deaths: Counter[str] = Counter()
-    fruitless = 0
+    fruitless = steps_down = 0
     while True:
         try:
             for event in engine.run(iter(feed)):
@@ -79,7 +92,14 @@ def supervise(
             return
         except EngineDeath as death:
             fruitless += 1
-            yield Death(death.cause, death.log, death.unfinished)
+            smaller = _smaller(engine, death, steps_down)
+            change = "" if smaller is None else changed(engine.settings(), smaller.settings())
+            yield Death(death.cause, death.log, death.unfinished, change)
+            if stopping():
+                return
+            if smaller is not None:
+                engine, steps_down = smaller, steps_down + death.ready
+                fruitless -= not death.ready
             if fruitless > MAX_FRUITLESS_STARTS:
                 raise _lost(death) from death
             if death.ready:
@@ -90,6 +110,13 @@ def supervise(
             else:
                 feed.suspects.appendleft(list(death.unfinished))
             sleep(min(BACKOFF_S * 2 ** (fruitless - 1), 60.0) if fruitless else 0.0)
+
+
+def _smaller(engine: Engine, death: EngineDeath, steps_down: int) -> Engine | None:
+    """What to start next where memory was short, as long as there is something smaller."""
+    if not death.out_of_memory or (death.ready and steps_down >= MAX_STEPS_DOWN_WHILE_RUNNING):
+        return None
+    return engine.with_less_memory()
 
 
 def _settle(death: EngineDeath, deaths: Counter[str], feed: _Feed) -> SetAside | None:

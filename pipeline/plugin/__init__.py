@@ -72,9 +72,10 @@ def _state(name: str) -> str:
 
 def _register() -> None:
     if os.environ.get(ENV_DIE_WITH_PARENT):
-        from pipeline.engines import guard
+        from pipeline.engines import guard, last_words
 
         guard.die_with_leader()  # vLLM's engine core would outlive a front end that is killed
+        last_words.keep_notes()
     version = vllm_version()
     if not sources.is_known(version):
         logger.warning("vlm-page-pipeline: vLLM %s is unknown, nothing patched", version)

@@ -24,6 +24,7 @@ from pipeline.encode import (
 from pipeline.engines.arguments import ModelSource
 from pipeline.errors import Failure, Reason, Stage
 from pipeline.families import Delivery, reference_part
+from pipeline.families.hybrid import is_hybrid
 from pipeline.jobs import ImageReference
 from pipeline.memo import Memo, memo_path
 from pipeline.pages import Discovery
@@ -90,6 +91,7 @@ class OpenPages:
             config_overrides=family.config_overrides(config),
             cpu_dtype=family.cpu_dtype,
             native=native,
+            hybrid=is_hybrid(config),
         )
 
     def reference_part(self, footer: Footer) -> dict[str, Any]:

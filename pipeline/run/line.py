@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import EngineOptions
+from pipeline.config import EngineOptions, cpu_build_installed
 from pipeline.engines import guard
 from pipeline.engines.arguments import ModelSource
 from pipeline.engines.contract import Engine
 from pipeline.engines.llm import LlmEngine
+from pipeline.engines.memory import for_hybrid
 from pipeline.engines.run_batch import RunBatchEngine
 from pipeline.errors import Failure, JobError, UsageError
 from pipeline.journal import RunDirectory, open_run_directory
@@ -157,7 +158,9 @@ def make_engine(options: EngineOptions, directory: RunDirectory, model: ModelSou
 
 
 def engine_of(options: EngineOptions, model: ModelSource, attempts: Path, record: Path) -> Engine:
-    """The driver that the options name; raises UsageError if it can't serve the model."""
+    """The driver that the options name; raises UsageError if it can't serve the model so."""
+    if model.hybrid:
+        options = for_hybrid(options, cpu=cpu_build_installed())
     if model.prompt_embeds and not model.native and options.driver == "run-batch":
         raise UsageError(
             "vLLM's batch runner can't be handed this model's embeddings: its class takes none, "
