@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -141,6 +142,15 @@ class Failure:
 
     def __post_init__(self) -> None:
         assert self.reason in REASONS[self.stage], (self.stage, self.reason)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Failure:
+        """The failure that `as_record` gave; other keys are passed over. Raises KeyError and
+        ValueError for a record of another version.
+        """
+        values = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        values |= {"stage": Stage(record["stage"]), "reason": Reason(record["reason"])}
+        return cls(**values)
 
     def as_record(self) -> dict[str, Any]:
         """The failure as JSON data; `custom_id` only where there is one."""

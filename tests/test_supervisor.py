@@ -39,7 +39,8 @@ class StubEngine:
 
 def drive(engine: StubEngine, names: list[str]) -> tuple[list[str], list[str], int]:
     """custom_ids answered, custom_ids set aside, deaths."""
-    events = list(supervise(engine, map(request, names), sleep=lambda seconds: None))
+    given = (request(name) for name in names)  # a generator: a death must not close it
+    events = list(supervise(engine, given, sleep=lambda seconds: None))
     answered = [event.custom_id for event in events if isinstance(event, Result)]
     aside = [event.request.custom_id for event in events if isinstance(event, SetAside)]
     return answered, aside, sum(isinstance(event, Death) for event in events)

@@ -59,7 +59,9 @@ class _Feed:
         while self.suspects and not self.stopping():
             yield from self.suspects.popleft()
             yield None
-        yield from self.requests
+        # no `yield from`: a death would close them with us
+        for request in self.requests:  # noqa: UP028
+            yield request
 
     def suspect(self, unfinished: list[Request]) -> None:
         middle = (len(unfinished) + 1) // 2

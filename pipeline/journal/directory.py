@@ -8,18 +8,15 @@ so a finished answer is never lost and never run twice.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.durable import sync
-from pipeline.errors import Failure, LockedError
+from pipeline.errors import Failure
 from pipeline.journal.lines import (
     as_line,
     complete_lines,
@@ -29,15 +26,22 @@ from pipeline.journal.lines import (
     write_atomically,
     writing,
 )
+from pipeline.journal.lock import take
 
 
 @dataclass(frozen=True, slots=True)
 class ItemState:
-    """What the journal says of one custom_id: its last identity, whether done, tries so far."""
+    """What the journal says of one custom_id: its last identity, whether done, tries so far.
+
+    `failure` is the record of the failure that it ended in, if it did; `flags` are those of the
+    answer.
+    """
 
     identity: str
     done: bool
     attempts: int
+    failure: dict[str, Any] | None = None
+    flags: tuple[str, ...] = ()
 
 
 class RunDirectory:
@@ -71,21 +75,31 @@ class RunDirectory:
                     "identity": str(identity),
                     "attempt": int(attempt),
                 }:
-                    self._apply(name, custom_id, identity, attempt)
+                    failure = event if name == "failed" else None
+                    self._apply(name, custom_id, identity, attempt, failure)
 
-    def _apply(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
+    def _apply(
+        self,
+        event: str,
+        custom_id: str,
+        identity: str,
+        attempt: int,
+        failure: dict[str, Any] | None = None,
+    ) -> None:
         state = self.states.get(custom_id)
         if event == "done":
             self.states[custom_id] = ItemState(identity, True, attempt)
         elif state is None or state.identity != identity:
-            self.states[custom_id] = ItemState(identity, False, attempt)
+            self.states[custom_id] = ItemState(identity, False, attempt, failure)
         elif not state.done:
-            self.states[custom_id] = replace(state, attempts=max(state.attempts, attempt))
+            attempts = max(state.attempts, attempt)
+            self.states[custom_id] = replace(state, attempts=attempts, failure=failure)
 
     def _recover_results(self) -> None:
         """Bring results.jsonl and the journal into agreement after a crash."""
         path = self.path / "results.jsonl"
         kept: dict[str, bytes] = {}
+        flags: dict[str, tuple[str, ...]] = {}
         superseded: list[bytes] = []
         unjournalled: list[tuple[str, str, int]] = []
         total = 0
@@ -94,6 +108,7 @@ class RunDirectory:
             custom_id, pipeline = record["custom_id"], record["pipeline"]
             state = self.states.get(custom_id)
             if state is None or state.identity == pipeline["identity"]:
+                flags[custom_id] = _flags(pipeline)
                 if custom_id not in kept and not (state and state.done):
                     unjournalled.append((custom_id, pipeline["identity"], pipeline["attempts"]))
                 kept[custom_id] = raw
@@ -106,6 +121,8 @@ class RunDirectory:
                     self._apply("done", custom_id, identity, attempt)
                 sync(journal)
         self._forget_results_that_are_gone(kept)
+        for custom_id, found in flags.items():
+            self.states[custom_id] = replace(self.states[custom_id], flags=found)
         clean = path.exists() and total == len(kept) and ends_with_newline(path)
         if path.exists() and not clean:
             self._set_aside(superseded)
@@ -146,6 +163,10 @@ class RunDirectory:
             for custom_id, identity in identities.items()
             if (state := self.states.get(custom_id)) and state.done and state.identity != identity
         }
+        self.set_aside(stale)
+
+    def set_aside(self, stale: set[str]) -> None:
+        """Move the answers of these custom_ids out of results.jsonl: they will be asked again."""
         if not stale:
             return
         path = self.path / "results.jsonl"
@@ -158,7 +179,7 @@ class RunDirectory:
         write_atomically(path, kept)
         self._results = path.open("ab")
         for custom_id in stale:
-            self.states[custom_id] = replace(self.states[custom_id], done=False)
+            self.states[custom_id] = replace(self.states[custom_id], done=False, flags=())
 
     def note(self, event: str, custom_id: str, identity: str, attempt: int) -> None:
         """Append an event without waiting for the disk (queued, started)."""
@@ -178,6 +199,24 @@ class RunDirectory:
             _event_line("done", record["custom_id"], pipeline["identity"], pipeline["attempts"]),
         )
         self._apply("done", record["custom_id"], pipeline["identity"], pipeline["attempts"])
+        state = self.states[record["custom_id"]]
+        self.states[record["custom_id"]] = replace(state, flags=_flags(pipeline))
+
+    def keep_try(self, record: dict[str, Any]) -> None:
+        """Keep an answer that is asked for again in `attempts/answers.jsonl`, for people."""
+        path = self.attempts / "answers.jsonl"
+        with writing(path), path.open("ab") as file:
+            file.write(as_line(record))
+
+    def failure_of(self, custom_id: str, identity: str) -> dict[str, Any] | None:
+        """The failure that this very request ended in, as it stands in the journal."""
+        state = self.states.get(custom_id)
+        return state.failure if state is not None and state.identity == identity else None
+
+    def flags_of(self, custom_id: str) -> tuple[str, ...]:
+        """What stands against an answer that is done."""
+        state = self.states.get(custom_id)
+        return () if state is None else state.flags
 
     def fail(self, failure: Failure, identity: str | None) -> None:
         """Keep the reason why an item failed; `identity` is None before it has become a request.
@@ -195,6 +234,8 @@ class RunDirectory:
             self._write(as_line(event))
         else:
             self._append(self._journal, as_line(event))
+            assert failure.custom_id is not None
+            self._apply("failed", failure.custom_id, identity, failure.attempts, event)
 
     def write_errors(self, failures: Iterable[Failure]) -> None:
         """Replace errors.jsonl by the items that are failed now."""
@@ -222,34 +263,24 @@ class RunDirectory:
 
 
 @contextmanager
-def open_run_directory(path: Path) -> Iterator[RunDirectory]:
+def open_run_directory(path: Path, wait_s: float = 0.0) -> Iterator[RunDirectory]:
     """Lock and open the run directory of a job, making it if needed.
 
-    Raises LockedError, naming the holder, if another live process has it.
+    Raises LockedError, naming the holder, if another live process has it for `wait_s` more.
     """
     with ExitStack() as stack:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((path / "lock").open("a+b", buffering=0))
-            _take(lock, path)
+            take(lock, path, wait_s)
             directory = RunDirectory(path)
         stack.callback(directory.close)
         yield directory
 
 
-def _take(lock: FileIO, path: Path) -> None:
-    """Lock the file and write down who holds it; raises LockedError."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        holder = lock.read().decode(errors="replace").strip() or "another process"
-        raise LockedError(
-            f"`{path}` is in use by {holder}",
-            "wait for that run to end; a dead process never holds the lock",
-        ) from error
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()}, since {_now()}\n".encode())
+def _flags(pipeline: dict[str, Any]) -> tuple[str, ...]:
+    flags = pipeline.get("flags")
+    return tuple(str(flag) for flag in flags) if isinstance(flags, list) else ()
 
 
 def _event_line(event: str, custom_id: str, identity: str, attempt: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from pipeline.engines.memory import for_hybrid
 from pipeline.engines.run_batch import RunBatchEngine
 from pipeline.errors import Failure, JobError, UsageError
 from pipeline.journal import RunDirectory, open_run_directory
-from pipeline.run.answer import Tally, answer
+from pipeline.run.answer import Answering, Persistence, Tally, answer
 from pipeline.run.apart import call_apart
+from pipeline.run.choice import Choice, chosen, plan
 from pipeline.run.images import OpenPages, PageOptions, locate_images, open_pages
 from pipeline.run.inline import InlineForm, inline_faults
 from pipeline.run.outcome import DamagedEntry
 from pipeline.run.requests import RequestMaker
+from pipeline.run.stop import Stop
 from pipeline.run.survey import JobSource, Survey, survey_job
 from pipeline.store.hold import hold_shared
 
@@ -31,7 +33,7 @@ REPAIRS = 1  # how often a damaged cache entry is made anew within one run
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What `pipeline run` was asked for."""
+    """What `pipeline run` was asked for: to stop after `limit_s`, to wait `wait_s` for the lock."""
 
     job: Path
     pages: PageOptions
@@ -42,11 +44,19 @@ class RunOptions:
     encode: bool = True
     strict: bool = False
     quiet: bool = False
+    choice: Choice = field(default_factory=Choice)
+    persistence: Persistence = field(default_factory=Persistence)
+    limit_s: float | None = None
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Totals; requests = succeeded + reused + failed + expired, unless stopped early."""
+    """Totals; requests = succeeded + reused + failed + expired.
+
+    `expired` are left for the next run; `flagged` counts by flag what stands against answers,
+    `retried` the answers that were asked for again. `stopped` says why, if it ended early.
+    """
 
     requests: int
     succeeded: int
@@ -57,8 +67,10 @@ class RunReport:
     completion_tokens: int
     engine_starts: int
     seconds: float
+    retried: int
+    flagged: dict[str, int]
     failures: tuple[Failure, ...]
-    stopped: bool
+    stopped: str
 
     def as_record(self) -> dict[str, Any]:
         """The `run --json` record."""
@@ -75,62 +87,69 @@ def run_directory_of(job: Path) -> Path:
 def run_job(options: RunOptions) -> RunReport:
     """Run a job to its end: every line ends as an answer in results.jsonl or as a failure.
 
-    Raises JobError for a job that can't be run as a whole, LockedError while another run has
-    it, EngineLostError if the engine can't be kept alive; finished answers are kept each time.
+    Asked to stop, it ends early; the same call goes on. Raises JobError for a job that can't be
+    run as a whole, LockedError while another run has it, EngineLostError if the engine can't be
+    kept alive; finished answers are kept each time.
     """
     started = time.monotonic()
     _check_job_file(options.job)
     cache = hold_shared(options.pages.cache, say=_say)  # no entry goes while its page is answered
-    with open_run_directory(run_directory_of(options.job)) as directory, cache:
+    stop = Stop(options.limit_s)
+    opened = open_run_directory(run_directory_of(options.job), options.wait_s)
+    with stop.listening(), opened as directory, cache:
         guard.end_leftovers(directory.engine_record)
-        attachments = directory.attachments
-        source = JobSource.of(options.job, options.base, options.roots, attachments)
+        source = JobSource.of(options.job, options.base, options.roots, directory.attachments)
+        source = chosen(source, options.choice, directory)
         survey = survey_job(source)
         _refuse_bad_lines(survey, options)
-        pages = open_pages(options.pages)
-        names = served_names(options.served_name, pages.model_names, survey)
-        engine = make_engine(options.engine, directory, pages.engine_source(names))
-        faults = faults_of_inline(source, survey, pages)
-        tally = Tally(survey.requests)
+        tally = Tally(survey.requests + len(source.beyond))
         try:
-            for round_ in range(1 + REPAIRS):
-                images = locate_images(survey.images, pages, options.encode, options.quiet, "run")
-                maker = RequestMaker(source, images, names, pages, faults)
-                pending = plan(maker, directory, tally)
-                damaged = answer(engine, maker, pending, directory, tally, options.quiet)
-                pages.quarantine(damaged)
-                if round_ == REPAIRS:
-                    give_up(damaged, directory, tally)
-                if not damaged:
-                    break
+            _answer_all(options, source, survey, directory, tally, stop)
         except KeyboardInterrupt:
             tally.stopped = True
         finally:
             directory.write_errors(tally.failures.values())
-        report = _report(tally, time.monotonic() - started)
+        tally.stopped |= tally.left > 0
+        report = _report(tally, time.monotonic() - started, stop.reason)
         directory.write_report(report.as_record())
         return report
 
 
-def plan(maker: RequestMaker, directory: RunDirectory, tally: Tally) -> set[str]:
-    """custom_ids that still have to run; answers whose request has changed are set aside."""
-    identities: dict[str, str] = {}
-    for request in maker.requests():
-        if isinstance(request, Failure):
-            tally.fail(request)
-            directory.fail(request, None)
-        else:
-            identities[request.custom_id] = request.identity
-    directory.supersede(identities)
-    done = {name for name, identity in identities.items() if directory.is_done(name, identity)}
-    tally.reused = len(done) - tally.succeeded
-    pending = identities.keys() - done - tally.failures.keys()
-    for custom_id, identity in identities.items():
-        if custom_id in pending:
+def _answer_all(
+    options: RunOptions,
+    source: JobSource,
+    survey: Survey,
+    directory: RunDirectory,
+    tally: Tally,
+    stop: Stop,
+) -> None:
+    pages = open_pages(options.pages)
+    names = served_names(options.served_name, pages.model_names, survey)
+    engine = make_engine(options.engine, directory, pages.engine_source(names))
+    faults = faults_of_inline(source, survey, pages)
+    for round_ in range(1 + REPAIRS):
+        images = locate_images(survey.images, pages, options.encode, options.quiet, "run")
+        maker = RequestMaker(source, images, names, pages, faults)
+        pending = plan(maker, directory, tally, options.choice, options.persistence.max_attempts)
+        answering = Answering(maker, pending, directory, tally, options.persistence, stop)
+        try:
+            damaged = answer(engine, answering, options.quiet)
+        finally:
+            expire(pending, directory, stop)
+        pages.quarantine(damaged)
+        if round_ == REPAIRS:
+            give_up(damaged, directory, tally)
+        if not damaged or stop.asked():
+            return
+
+
+def expire(pending: dict[str, str], directory: RunDirectory, stop: Stop) -> None:
+    """Note what a stopped run has left undone."""
+    if stop.asked():
+        for custom_id, identity in pending.items():
             tries = directory.attempts_of(custom_id, identity)
-            directory.note("queued", custom_id, identity, tries)
-    directory.flush()
-    return pending
+            directory.note("expired", custom_id, identity, tries)
+        directory.flush()
 
 
 def give_up(damaged: list[DamagedEntry], directory: RunDirectory, tally: Tally) -> None:
@@ -210,17 +229,19 @@ def _refuse_bad_lines(survey: Survey, options: RunOptions) -> None:
         )
 
 
-def _report(tally: Tally, seconds: float) -> RunReport:
+def _report(tally: Tally, seconds: float, reason: str) -> RunReport:
     return RunReport(
         requests=tally.total,
         succeeded=tally.succeeded,
         reused=tally.reused,
         failed=len(tally.failures),
-        expired=0,
+        expired=tally.left,
         prompt_tokens=tally.prompt_tokens,
         completion_tokens=tally.completion_tokens,
         engine_starts=tally.engine_starts,
         seconds=seconds,
+        retried=tally.retried,
+        flagged=dict(sorted(tally.flags.items())),
         failures=tuple(tally.failures.values()),
-        stopped=tally.stopped,
+        stopped=(reason or "limit") if tally.stopped else "",
     )

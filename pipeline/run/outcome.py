@@ -55,7 +55,6 @@ def outcome_of(
     # an engine's own error comes as a 200 with no tokens; it is not an empty page
     if not choices or any(choice.get("finish_reason") == "error" for choice in choices):
         return _failure(request, Reason.ENGINE_ERROR, "finish_reason is error", attempts)
-    truncated = any(choice.get("finish_reason") == "length" for choice in choices)
     return {
         "id": f"batch_req_{request.identity[:24]}",
         "custom_id": request.custom_id,
@@ -72,7 +71,7 @@ def outcome_of(
                 {"file": file, "page": page, "key": key}
                 for (file, page), key in zip(request.pages, request.keys, strict=True)
             ],
-            "flags": ["truncated"] * truncated + ["partial_page"] * request.partial,
+            "flags": ["partial_page"] * request.partial,
             **({} if revision is None else {"revision": revision}),
         },
     }

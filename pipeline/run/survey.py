@@ -13,12 +13,17 @@ from pipeline.journal import write_atomically
 
 @dataclass(frozen=True, slots=True)
 class JobSource:
-    """Where the lines come from and how their paths resolve."""
+    """Where the lines come from and how their paths resolve.
+
+    With `only`, lines of other custom_ids are passed over; those in `beyond` always are.
+    """
 
     path: Path
     base: Path | None
     roots: tuple[Path, ...]
     attachments: Path
+    only: frozenset[str] | None = None
+    beyond: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -36,7 +41,11 @@ class JobSource:
 
     def lines(self) -> Iterator[JobLine | Failure]:
         """Read the job file once more, a line at a time."""
-        return read_job(self.path, base=self.base, roots=self.roots, attachments=self.attachments)
+        found = read_job(self.path, base=self.base, roots=self.roots, attachments=self.attachments)
+        for line in found:
+            name = line.custom_id
+            if name not in self.beyond and (self.only is None or name in self.only):
+                yield line
 
 
 @dataclass(frozen=True, slots=True)
