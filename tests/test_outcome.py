@@ -36,11 +36,6 @@ def test_an_answer_becomes_a_batch_output_line() -> None:
     }
 
 
-def test_an_answer_cut_at_max_tokens_is_marked() -> None:
-    record = outcome_of(answered(finish_reason="length"), REQUEST, 1)
-    assert isinstance(record, dict) and record["pipeline"]["flags"] == ["truncated"]
-
-
 FAILURES = [
     (Result("a", 400, "", None, "too long"), Reason.REJECTED, False),
     (Result("a", 404, "", None, "no such model"), Reason.REJECTED, False),
