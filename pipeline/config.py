@@ -37,6 +37,7 @@ class EngineOptions:
     max_in_flight_bytes: int | None = None
     start_timeout_s: float = 900.0
     stall_timeout_s: float = 600.0
+    replicas: int = 1
     extra_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,13 +45,24 @@ class EngineOptions:
             raise UsageError(
                 f"unknown engine `{self.driver}`", f"choose one of {', '.join(DRIVERS)}"
             )
+        if self.replicas > 1 and self.driver != "llm":
+            raise UsageError(
+                f"`--replicas {self.replicas}` feeds engines from one queue, and vLLM's batch "
+                "runner takes whole files",
+                "leave out `--engine run-batch`",
+            )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that one engine takes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def in_flight_limit_bytes(self) -> int:
         """`max_in_flight_bytes`, or its default now."""
         if self.max_in_flight_bytes is not None:
             return self.max_in_flight_bytes
-        return available_memory_bytes() // 4
+        return available_memory_bytes() // 4 // self.replicas
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:

@@ -81,7 +81,7 @@ def run(
         pending = plan(maker, directory, tally, choice or Choice(), max_attempts)
         persistence = Persistence(Ladder(retries), max_attempts)
         answering = Answering(maker, pending, directory, tally, persistence, stop)
-        answer(cast(Engine, engine), answering, quiet=True)
+        answer([cast(Engine, engine)], answering, quiet=True)
         expire(pending, directory, stop)
     return tally, engine
 

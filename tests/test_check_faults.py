@@ -250,3 +250,13 @@ def test_a_clock_that_jumps_does_no_harm(work: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert totals(done)["succeeded"] == REQUESTS
     assert_whole(work)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two engines want two cores")
+def test_two_engines_share_a_job_and_one_of_them_dies(work: Path) -> None:
+    run = Running(work, "--replicas", 2)
+    run.wait_for_results(10)
+    run.child("EngineCore").kill()
+    report = run.end(code=0)
+    assert report["succeeded"] == REQUESTS and report["engine_starts"] == 3
+    assert_whole(work)

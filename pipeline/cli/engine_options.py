@@ -116,6 +116,18 @@ def driver_option(command: Command) -> Command:
     )(command)
 
 
+def replicas_option(command: Command) -> Command:
+    """--replicas."""
+    return click.option(
+        "--replicas",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        metavar="N",
+        help="Engines fed from one queue, each with GPUs (or cores) of its own.",
+    )(command)
+
+
 def engine_options_of(values: dict[str, Any]) -> EngineOptions:
     """Take the engine's options out of a command's arguments."""
     extra = tuple(vllm_argument(text) for text in values.pop("engine_arguments"))

@@ -14,6 +14,7 @@ from pipeline.cli.engine_options import (
     driver_option,
     engine_options,
     engine_options_of,
+    replicas_option,
     require_engine,
 )
 from pipeline.cli.run_shown import exit_code, show_report
@@ -22,6 +23,7 @@ from pipeline.cli.run_shown import exit_code, show_report
 @click.command()
 @click.argument("job", type=click.Path(path_type=Path, dir_okay=False))
 @driver_option
+@replicas_option
 @options.model_options
 @options.cache_option
 @options.pixel_options

@@ -19,6 +19,7 @@ from pathlib import Path
 from pipeline.parent import die_with_parent
 
 LIVENESS_ENV = "PIPELINE_LIVENESS_FD"
+CORES_ENV = "PIPELINE_CORES"  # of one engine among several, on CPU
 
 
 def kill_group_at_end_of(file_descriptor: int) -> None:
@@ -33,11 +34,13 @@ def kill_group_at_end_of(file_descriptor: int) -> None:
 
 
 def lead_group() -> None:
-    """First thing in the child: watch the driver's pipe.
+    """First thing in the child: keep to its cores, watch the driver's pipe.
 
     The child itself does not ask for the parent-death signal: it would be gone before it could
     kill its group.
     """
+    if cores := os.environ.pop(CORES_ENV, ""):
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     descriptor = os.environ.pop(LIVENESS_ENV, None)
     if descriptor is not None:
         assert os.getpgrp() == os.getpid(), "the child must lead its own process group"

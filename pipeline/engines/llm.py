@@ -10,8 +10,8 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,16 @@ _CLOSED: dict[str, Any] = {"event": "closed"}
 
 @dataclass(frozen=True, slots=True)
 class LlmEngine:
-    """See `contract.Engine`. `attempts` is the directory for logs, `record` for process ids."""
+    """See `contract.Engine`. `attempts` is the directory for logs, `record` for process ids.
+
+    `share` is environment of this engine's own: the GPUs or cores of one among several.
+    """
 
     model: ModelSource
     options: EngineOptions
     attempts: Path
     record: Path
+    share: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, requests: Iterator[Request | None]) -> Iterator[Result | EngineStarted]:
         first = next((request for request in requests if request is not None), None)
@@ -61,8 +65,8 @@ class LlmEngine:
         return EngineProcess(
             "pipeline.engines.child",
             engine_arguments(self.model, self.options),
-            engine_environment(self.model, self.options),
-            log=self.attempts / f"engine-{time.time_ns()}.log",
+            engine_environment(self.model, self.options) | dict(self.share),
+            log=self.attempts / f"{self.record.stem}-{time.time_ns()}.log",
             record=self.record,
             events_variable=EVENTS_ENV,
         )

@@ -51,7 +51,6 @@ class RunDirectory:
         self.path = path
         self.attempts = path / "attempts"
         self.attachments = path / "attachments"
-        self.engine_record = path / "engine.json"
         self.attempts.mkdir(parents=True, exist_ok=True)
         self.states: dict[str, ItemState] = {}
         end_torn_line(path / "journal.jsonl")

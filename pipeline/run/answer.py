@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.engines.contract import Engine, EngineStarted
-from pipeline.engines.supervisor import Death, SetAside, supervise
+from pipeline.engines.replicas import supervise_all
+from pipeline.engines.supervisor import Death, SetAside
 from pipeline.errors import Failure
 from pipeline.jobs import Request, Result
 from pipeline.journal import RunDirectory
@@ -159,8 +160,13 @@ class Answering:
         self.tally.completion_tokens += usage.get("completion_tokens") or 0
 
 
-def answer(engine: Engine, answering: Answering, quiet: bool) -> list[DamagedEntry]:
-    """Drive the pending requests through the engine and keep what becomes of each.
+def answer(
+    engines: Sequence[Engine],
+    answering: Answering,
+    quiet: bool,
+    end_at_once: Callable[[], object] = lambda: None,
+) -> list[DamagedEntry]:
+    """Drive the pending requests through the engines and keep what becomes of each.
 
     Returns the cache entries that the engine refused; their requests are still pending.
     """
@@ -176,7 +182,11 @@ def answer(engine: Engine, answering: Answering, quiet: bool) -> list[DamagedEnt
     with (
         stop.draining(),
         tqdm(total=tally.total, initial=done, unit="request", disable=off) as bar,
-        closing(supervise(engine, answering.requests(), stopping=stop.asked)) as events,
+        closing(
+            supervise_all(
+                engines, answering.requests(), stopping=stop.asked, end_at_once=end_at_once
+            )
+        ) as events,
     ):
         for event in events:
             if isinstance(event, EngineStarted):

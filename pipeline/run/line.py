@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.config import EngineOptions, cpu_build_installed
@@ -14,6 +16,7 @@ from pipeline.engines.arguments import ModelSource
 from pipeline.engines.contract import Engine
 from pipeline.engines.llm import LlmEngine
 from pipeline.engines.memory import for_hybrid
+from pipeline.engines.replicas import share_of
 from pipeline.engines.run_batch import RunBatchEngine
 from pipeline.errors import Failure, JobError, UsageError
 from pipeline.journal import RunDirectory, open_run_directory
@@ -97,7 +100,7 @@ def run_job(options: RunOptions) -> RunReport:
     stop = Stop(options.limit_s)
     opened = open_run_directory(run_directory_of(options.job), options.wait_s)
     with stop.listening(), opened as directory, cache:
-        guard.end_leftovers(directory.engine_record)
+        end_engines(directory)
         source = JobSource.of(options.job, options.base, options.roots, directory.attachments)
         source = chosen(source, options.choice, directory)
         survey = survey_job(source)
@@ -125,7 +128,7 @@ def _answer_all(
 ) -> None:
     pages = open_pages(options.pages)
     names = served_names(options.served_name, pages.model_names, survey)
-    engine = make_engine(options.engine, directory, pages.engine_source(names))
+    engines = make_engines(options.engine, directory, pages.engine_source(names))
     faults = faults_of_inline(source, survey, pages)
     for round_ in range(1 + REPAIRS):
         images = locate_images(survey.images, pages, options.encode, options.quiet, "run")
@@ -133,7 +136,7 @@ def _answer_all(
         pending = plan(maker, directory, tally, options.choice, options.persistence.max_attempts)
         answering = Answering(maker, pending, directory, tally, options.persistence, stop)
         try:
-            damaged = answer(engine, answering, options.quiet)
+            damaged = answer(engines, answering, options.quiet, lambda: end_engines(directory))
         finally:
             expire(pending, directory, stop)
         pages.quarantine(damaged)
@@ -171,12 +174,35 @@ def faults_of_inline(source: JobSource, survey: Survey, pages: OpenPages) -> dic
     return call_apart(inline_faults, source, form)
 
 
-def make_engine(options: EngineOptions, directory: RunDirectory, model: ModelSource) -> Engine:
-    """The engine of a run, with its logs in the run directory."""
-    return engine_of(options, model, directory.attempts, directory.engine_record)
+def end_engines(directory: RunDirectory) -> None:
+    """End what is left of engines that this or an earlier run has started."""
+    for record in directory.path.glob("engine*.json"):
+        guard.end_leftovers(record)
 
 
-def engine_of(options: EngineOptions, model: ModelSource, attempts: Path, record: Path) -> Engine:
+def make_engines(
+    options: EngineOptions, directory: RunDirectory, model: ModelSource
+) -> list[Engine]:
+    """The engines of a run, with their logs in the run directory."""
+    return [
+        engine_of(
+            options,
+            model,
+            directory.attempts,
+            directory.path / ("engine.json" if number == 0 else f"engine-{number}.json"),
+            share_of(number, options.replicas, options.gpus, cpu=cpu_build_installed()),
+        )
+        for number in range(options.replicas)
+    ]
+
+
+def engine_of(
+    options: EngineOptions,
+    model: ModelSource,
+    attempts: Path,
+    record: Path,
+    share: Mapping[str, str] = MappingProxyType({}),
+) -> Engine:
     """The driver that the options name; raises UsageError if it can't serve the model so."""
     if model.hybrid:
         options = for_hybrid(options, cpu=cpu_build_installed())
@@ -186,11 +212,9 @@ def engine_of(options: EngineOptions, model: ModelSource, attempts: Path, record
             "so they go into the prompt, which only `--engine llm` builds",
             "leave out `--engine run-batch`",
         )
-    drivers: dict[str, type[LlmEngine] | type[RunBatchEngine]] = {
-        "llm": LlmEngine,
-        "run-batch": RunBatchEngine,
-    }
-    return drivers[options.driver](model, options, attempts, record)
+    if options.driver == "run-batch":
+        return RunBatchEngine(model, options, attempts, record)
+    return LlmEngine(model, options, attempts, record, share)
 
 
 def served_names(
