@@ -20,11 +20,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from pipeline.errors import UsageError
 from pipeline.tree import files_below
 
-VARIABLE = "PIPELINE_MEMO"  # another place for the file; empty: nothing is remembered
+VARIABLE = "PIPELINE_MEMO"  # another file, or a directory for it; empty: nothing is remembered
 
 _VERSION = 1
+_HEADER = b"SQLite format 3\0"  # and the application's number at offset 68, big-endian
+_APPLICATION = 0x564C4D50
 _MAX_BYTES = 2 << 30
 _UNSETTLED_NS = 2_000_000_000  # coarser than the time stamps of any file system in use
 _AT_ONCE = 500  # SQLite takes 999 parameters and more
@@ -37,12 +40,38 @@ WITHOUT ROWID
 
 
 def memo_path() -> Path | None:
-    """Where the memo lies: $PIPELINE_MEMO, else below the user's cache directory, one per host."""
-    named = os.environ.get(VARIABLE)
-    if named is not None:
-        return Path(named) if named else None
+    """Where the memo lies: $PIPELINE_MEMO, else below the user's cache directory, one per host.
+
+    Raises UsageError if another file lies there, which is never touched.
+    """
+    named, name = os.environ.get(VARIABLE), f"memo-{os.uname().nodename}.sqlite"
+    if named == "":
+        return None
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "vlm-page-pipeline" / f"memo-{os.uname().nodename}.sqlite"
+    if named is None:
+        path = Path(base) / "vlm-page-pipeline" / name
+        if not _may_write(path):  # nobody else's: damaged
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return path
+    path = Path(named, name) if Path(named).is_dir() else Path(named)
+    if not _may_write(path):
+        raise UsageError(
+            f"`{path}` is no memo of this program, and would be overwritten",
+            f"name another file in {VARIABLE}, or delete that one",
+        )
+    return path
+
+
+def _may_write(path: Path) -> bool:
+    """True if a file is our own, empty, absent, or can't be read anyway."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(100)
+    except OSError:
+        return True
+    ours = head.startswith(_HEADER) and head[68:72] == _APPLICATION.to_bytes(4, "big")
+    return ours or not head
 
 
 def state_of(found: os.stat_result) -> str:
@@ -148,6 +177,8 @@ class Memo:
         path = self._path
         if self._opened is None and path is not None and (make or path.exists()):
             path.parent.mkdir(parents=True, exist_ok=True)
+            if not _may_write(path):
+                raise sqlite3.OperationalError(f"{path} is another program's")
             if path.exists() and path.stat().st_size > _MAX_BYTES:
                 path.unlink()
             # used by one thread at a time, not always the same
@@ -157,7 +188,7 @@ class Memo:
         return self._opened
 
     def _give_up(self, error: Exception) -> None:
-        """Do without the memo; a file that is damaged, or is none, goes."""
+        """Do without the memo; one that is damaged goes."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -165,7 +196,8 @@ class Memo:
         damaged = isinstance(error, sqlite3.DatabaseError)
         if damaged and not isinstance(error, sqlite3.OperationalError) and path is not None:
             with contextlib.suppress(OSError):
-                path.unlink()
+                if _may_write(path):
+                    path.unlink()
 
 
 def _version(database: sqlite3.Connection) -> int:
@@ -180,6 +212,7 @@ def _begin_anew(database: sqlite3.Connection) -> None:
         database.execute("DROP TABLE IF EXISTS facts")
         database.execute(_TABLE)
         database.execute(f"PRAGMA user_version = {_VERSION}")
+        database.execute(f"PRAGMA application_id = {_APPLICATION}")
     database.commit()
 
 

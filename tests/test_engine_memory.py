@@ -15,7 +15,7 @@ from pipeline.engines.contract import EngineDeath
 from pipeline.engines.last_words import Note, NoteKeeper, root_cause
 from pipeline.engines.memory import changed, for_hybrid, with_less_memory
 from pipeline.engines.supervisor import Death, SetAside, supervise
-from pipeline.errors import UsageError
+from pipeline.errors import EngineLostError, UsageError
 from pipeline.families.hybrid import is_hybrid
 from pipeline.jobs import Request, Result
 
@@ -121,6 +121,11 @@ def test_the_root_cause_is_what_was_raised_first_hand(
     write(tmp_path / "notes", *notes)
     found = root_cause(tmp_path / "notes")
     assert found == cause and found.out_of_memory is of_memory
+    assert not found.hopeless, "another start may succeed"
+
+
+def test_what_is_wrong_with_an_argument_is_wrong_again() -> None:
+    assert Note("ValidationError", "1 validation error for ModelConfig").hopeless
 
 
 def test_what_others_say_is_no_cause(tmp_path: Path) -> None:
@@ -189,6 +194,21 @@ def test_a_request_that_is_too_large_does_not_slow_the_whole_night() -> None:
     assert [event.request.custom_id for event in events if isinstance(event, SetAside)] == ["b"]
     assert [event.custom_id for event in events if isinstance(event, Result)] == ["a", "c"]
     assert starts == [32, 16, 8], "a step down at each of its two deaths"
+
+
+def test_a_start_that_can_never_succeed_is_tried_once() -> None:
+    class Refused(Short):
+        def run(self, requests: Iterator[Request | None]) -> Iterator[Result]:
+            self.starts.append(1)
+            yield from ()
+            raise EngineDeath("no such", (), ready=False, log="log", hopeless=self.poison == "")
+
+    for poison, count in (("", 1), ("b", 4)):
+        starts: list[int] = []
+        engine = Refused(EngineOptions(), 1, starts, poison)
+        with pytest.raises(EngineLostError, match="can't be started: no such"):
+            list(supervise(engine, requests("ab"), sleep=lambda seconds: None))
+        assert len(starts) == count
 
 
 def test_asked_to_stop_a_dead_engine_stays_dead() -> None:

@@ -7,11 +7,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline import memo as memo_module
+from pipeline.errors import UsageError
 from pipeline.memo import Memo, is_settled, memo_path, state_of
 
 
@@ -69,10 +71,11 @@ def test_without_a_place_nothing_is_remembered(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"no database, just text" * 100, b"SQLite format 3\0"])
-def test_a_damaged_file_is_begun_anew(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("kept", [0, 100, 2000])
+def test_a_damaged_file_is_begun_anew(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "memo"
-    path.write_bytes(content)
+    noted(path, ("n", "/a", "s", 0))
+    path.write_bytes(path.read_bytes()[:kept] + b"\xff" * 5000 * bool(kept))
     assert recalled(path, "n", "/a", "s") is None
     noted(path, ("n", "/a", "s", 1))
     noted(path, ("n", "/a", "s", 1))
@@ -89,10 +92,49 @@ def test_every_flipped_byte_gives_the_fact_or_none(tmp_path: Path) -> None:
             memo.recall("n", "/7", "7")  # must not raise
 
 
+def of_another_program(path: Path) -> None:
+    with sqlite3.connect(path) as database:
+        database.executescript("CREATE TABLE facts (a); INSERT INTO facts VALUES (7);")
+    database.close()
+
+
+def of_nobody(path: Path) -> None:
+    path.write_text("no database, just text" * 100)
+
+
+@pytest.mark.parametrize("make", [of_another_program, of_nobody])
+def test_a_file_of_another_program_is_refused_and_never_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "named"
+    make(path)
+    content = path.read_bytes()
+    monkeypatch.setattr(memo_module, "_MAX_BYTES", 10)  # nor for its size
+    noted(path, ("n", "/a", "s", 1))
+    assert recalled(path, "n", "/a", "s") is None
+    assert path.read_bytes() == content
+    monkeypatch.setenv("PIPELINE_MEMO", str(path))
+    with pytest.raises(UsageError, match="is no memo of this program"):
+        memo_path()
+
+
+def test_a_damaged_one_at_its_own_place_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIPELINE_MEMO")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = memo_path()
+    assert path is not None
+    path.parent.mkdir()
+    of_nobody(path)
+    assert memo_path() == path and not path.exists()
+
+
 def test_another_version_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "memo"
+    noted(path, ("n", "/a", "s", 0))
     with sqlite3.connect(path) as database:
-        database.executescript("CREATE TABLE facts (a); PRAGMA user_version = 99;")
+        database.executescript("DROP TABLE facts; CREATE TABLE facts (a); PRAGMA user_version = 9;")
     database.close()
     assert recalled(path, "n", "/a", "s") is None
     noted(path, ("n", "/a", "s", 1))
@@ -168,6 +210,8 @@ def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert memo_path() is None
     monkeypatch.setenv("PIPELINE_MEMO", str(tmp_path / "m"))
     assert memo_path() == tmp_path / "m"
+    monkeypatch.setenv("PIPELINE_MEMO", str(tmp_path))
+    assert memo_path() == tmp_path / f"memo-{os.uname().nodename}.sqlite"
     monkeypatch.delenv("PIPELINE_MEMO")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = memo_path()

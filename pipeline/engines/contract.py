@@ -47,8 +47,9 @@ class EngineDeath(Exception):
     """The engine died; `unfinished` were in its hands, results yielded before are good.
 
     `ready` tells whether it had come up, so that a start that fails is told from a poison
-    request, `out_of_memory` whether it asked for memory that is not there; `cause` is one line
-    for people, `log` the file that holds the rest.
+    request, `out_of_memory` whether it asked for memory that is not there, `hopeless`
+    whether another start would end the same way; `cause` is one line for people, `log` the file
+    that holds the rest.
     """
 
     def __init__(
@@ -59,7 +60,8 @@ class EngineDeath(Exception):
         ready: bool,
         log: str,
         out_of_memory: bool = False,
+        hopeless: bool = False,
     ) -> None:
         super().__init__(cause)
         self.cause, self.unfinished, self.ready, self.log = cause, unfinished, ready, log
-        self.out_of_memory = out_of_memory
+        self.out_of_memory, self.hopeless = out_of_memory, hopeless

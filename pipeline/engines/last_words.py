@@ -23,6 +23,11 @@ _OUT_OF_MEMORY = {"OutOfMemoryError", "MemoryError"}
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "Free memory on device")
 
 
+# what is wrong with arguments or files is wrong the next time, too
+_HOPELESS = {"ValueError", "ValidationError", "TypeError", "KeyError", "AttributeError"}
+_HOPELESS |= {"ImportError", "ModuleNotFoundError", "FileNotFoundError", "NotImplementedError"}
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """One exception: its class by name, and the first line of what it says."""
@@ -32,6 +37,11 @@ class Note:
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+    @property
+    def hopeless(self) -> bool:
+        """True if another start with the same settings would end like this one."""
+        return self.type in _HOPELESS and not self.out_of_memory
 
     @property
     def out_of_memory(self) -> bool:

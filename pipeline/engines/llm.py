@@ -183,6 +183,7 @@ class _Session:
             ready=self._ready,
             log=str(self._process.log),
             out_of_memory=note is not None and note.out_of_memory,
+            hopeless=note is not None and note.hopeless,
         )
 
 

@@ -102,7 +102,7 @@ def supervise(
             if smaller is not None:
                 engine, steps_down = smaller, steps_down + death.ready
                 fruitless -= not death.ready
-            if fruitless > MAX_FRUITLESS_STARTS:
+            if fruitless > MAX_FRUITLESS_STARTS or (death.hopeless and not death.ready):
                 raise _lost(death) from death
             if death.ready:
                 aside = _settle(death, deaths, feed)
