@@ -111,13 +111,15 @@ def test_a_tower_that_is_not_where_it_should_be_stops_the_run(
 
 
 def request(size: int) -> Request:
-    return Request(str(size), "", {}, "", (), (), size)
+    """One whose line in a file has about so many bytes; what it refers to does not count."""
+    return Request(str(size), "", {"text": "x" * (size - 80)}, "", (), (), 10**9)
 
 
 def test_shards_are_bounded_by_bytes_and_end_at_barriers() -> None:
-    stream = [request(4), request(4), request(4), None, request(1), request(99), None, None]
-    found = [[each.embedding_bytes for each in shard] for shard in shards(iter(stream), 8)]
-    assert found == [[4, 4], [4], [1], [99]]
+    sizes = [400, 400, 400, None, 100, 9900, None, None]
+    stream = (None if size is None else request(size) for size in sizes)
+    found = [[each.custom_id for each in shard] for shard in shards(stream, 850)]
+    assert found == [["400", "400"], ["400"], ["100"], ["9900"]]
 
 
 def test_a_job_that_names_one_model_is_served_under_that_name() -> None:

@@ -15,25 +15,15 @@ import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from pipeline.engines import guard, prompt_embeds
+from pipeline.engines.events import Events
 from pipeline.engines.last_words import keep_notes
 from pipeline.engines.pulse import watch_steps
 
 EXIT_ENGINE_DEAD = 70
 EVENTS_ENV = "PIPELINE_EVENTS_FD"
-
-
-class Events:
-    """Writes one JSON line per event; a line is whole or absent."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def send(self, event: str, **fields: Any) -> None:
-        self._file.write(json.dumps({"event": event, **fields}).encode() + b"\n")
-        self._file.flush()
 
 
 def main() -> None:

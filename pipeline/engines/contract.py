@@ -46,6 +46,8 @@ class Engine(Protocol):
 class EngineDeath(Exception):
     """The engine died; `unfinished` were in its hands, results yielded before are good.
 
+    `waiting` had been handed over, but not begun: none of them can be the cause.
+
     `ready` tells whether it had come up, so that a start that fails is told from a poison
     request, `out_of_memory` whether it asked for memory that is not there, `hopeless`
     whether another start would end the same way; `cause` is one line for people, `log` the file
@@ -59,9 +61,11 @@ class EngineDeath(Exception):
         *,
         ready: bool,
         log: str,
+        waiting: tuple[Request, ...] = (),
         out_of_memory: bool = False,
         hopeless: bool = False,
     ) -> None:
         super().__init__(cause)
         self.cause, self.unfinished, self.ready, self.log = cause, unfinished, ready, log
+        self.waiting = waiting
         self.out_of_memory, self.hopeless = out_of_memory, hopeless

@@ -7,8 +7,6 @@ neither this process nor the child grows with the length of the job.
 from __future__ import annotations
 
 import json
-import queue
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,14 +17,13 @@ from pipeline.config import EngineOptions, cpu_build_installed
 from pipeline.engines.arguments import ModelSource, engine_arguments, engine_environment
 from pipeline.engines.child import EVENTS_ENV
 from pipeline.engines.contract import EngineDeath, EngineStarted
+from pipeline.engines.events import EventStream
 from pipeline.engines.last_words import root_cause
 from pipeline.engines.memory import with_less_memory
 from pipeline.engines.process import GRACE_S, EngineProcess
 from pipeline.engines.tower import check_tower
 from pipeline.errors import UsageError
 from pipeline.jobs import Request, Result
-
-_CLOSED: dict[str, Any] = {"event": "closed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +79,7 @@ class _Session:
         self._flying_bytes = 0
         self._ready = False
         self._stall_timeout_s: float | None = None
-        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        threading.Thread(target=self._read_events, name="engine events", daemon=True).start()
-
-    def _read_events(self) -> None:
-        try:
-            for line in self._process.events:
-                self._events.put(json.loads(line))
-        except ValueError:  # the file was closed under us, or a line was torn by a kill
-            pass
-        self._events.put(_CLOSED)
+        self._events = EventStream(process.events)
 
     def wait_until_ready(self, model: ModelSource, *, unfinished: Request) -> EngineStarted:
         """Return when the engine is up and its tower is where it should be.
@@ -165,11 +153,11 @@ class _Session:
         return result
 
     def _next_event(self, timeout_s: float | None) -> dict[str, Any]:
-        try:
-            return self._events.get(timeout=timeout_s)
-        except queue.Empty:
+        event = self._events.next(timeout_s)
+        if event is None:
             what = "made no step" if self._ready else "was not up"
             return {"event": "timeout", "cause": f"the engine {what} within {timeout_s:.0f} s"}
+        return event
 
     def _death(self, event: dict[str, Any]) -> EngineDeath:
         status = None if event["event"] == "timeout" else self._process.wait(0.5)

@@ -54,11 +54,14 @@ class _Feed:
     requests: Iterator[Request | None]
     stopping: Callable[[], bool]
     suspects: deque[list[Request]] = field(default_factory=deque)
+    waiting: deque[Request] = field(default_factory=deque)
 
     def __iter__(self) -> Iterator[Request | None]:
         while self.suspects and not self.stopping():
             yield from self.suspects.popleft()
             yield None
+        while self.waiting and not self.stopping():
+            yield self.waiting.popleft()
         # no `yield from`: a death would close them with us
         for request in self.requests:  # noqa: UP028
             yield request
@@ -94,6 +97,7 @@ def supervise(
             return
         except EngineDeath as death:
             fruitless += 1
+            feed.waiting.extendleft(reversed(death.waiting))
             smaller = _smaller(engine, death, steps_down)
             change = "" if smaller is None else changed(engine.settings(), smaller.settings())
             yield Death(death.cause, death.log, death.unfinished, change)
