@@ -88,7 +88,13 @@ class Running:
         self.work = work
         command = [*COMMAND, *map(str, [*RUN, "--retries", 0, *words])]
         self.process = subprocess.Popen(
-            command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=work,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # a shell that starts tests in the background has SIGINT ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def wait_for_results(self, count: int) -> int:
