@@ -22,7 +22,8 @@ class EngineOptions:
     `gpu_memory_utilization` decides. `max_in_flight_bytes` bounds the embeddings that the
     engine has been handed and has not finished; default a quarter of the available memory. An
     engine that is not up after `start_timeout_s`, or makes no step for `stall_timeout_s`, is
-    taken for dead.
+    taken for dead. A step must hold `least_batch_tokens`: vLLM, its tower off, takes no page with
+    more rows than a step has tokens.
     """
 
     driver: str = "llm"
@@ -38,6 +39,7 @@ class EngineOptions:
     start_timeout_s: float = 900.0
     stall_timeout_s: float = 600.0
     replicas: int = 1
+    least_batch_tokens: int = 0
     extra_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -180,8 +180,9 @@ def _observe(
     pages = open_pages(page_options)
     asked = questions(report.good, base=options.directory / "pages")
     with tempfile.TemporaryDirectory(prefix="golden-engine-") as work:
+        largest = max((page.tokens for page in report.good), default=0)
         answers = ask(
-            pages.engine_source((SERVED_NAME,)),
+            replace(pages.engine_source((SERVED_NAME,)), largest_page_tokens=largest),
             options.engine,
             cached_requests(asked, asking, pages),
             Path(work),

@@ -13,7 +13,7 @@ import pytest
 from pipeline.config import EngineOptions
 from pipeline.engines.contract import EngineDeath
 from pipeline.engines.last_words import Note, NoteKeeper, root_cause
-from pipeline.engines.memory import changed, for_hybrid, with_less_memory
+from pipeline.engines.memory import changed, for_hybrid, for_pages, with_less_memory
 from pipeline.engines.supervisor import Death, SetAside, supervise
 from pipeline.errors import EngineLostError, UsageError
 from pipeline.families.hybrid import is_hybrid
@@ -53,6 +53,19 @@ def test_a_hybrid_is_started_with_care() -> None:
     assert for_hybrid(given, cpu=False) == given
     assert for_hybrid(EngineOptions(), cpu=True).gpu_memory_utilization is None
     assert changed(options, with_less_memory(options, cpu=False) or options).endswith("0.8")
+
+
+def test_a_step_holds_the_largest_page() -> None:
+    assert for_pages(EngineOptions(), 2048).max_num_batched_tokens is None, "vLLM's default does"
+    assert for_pages(EngineOptions(), 2049).max_num_batched_tokens == 3072
+    given = for_pages(EngineOptions(max_num_batched_tokens=4096), 5000)
+    assert given.max_num_batched_tokens == 4096, "said is said"
+    large = for_pages(EngineOptions(), 6000)
+    assert for_hybrid(large, cpu=True).max_num_batched_tokens == 6144
+    assert with_less_memory(large, cpu=True) is None, "with less, the page would be rejected"
+    small = for_pages(EngineOptions(), 1500)
+    assert for_hybrid(small, cpu=True).max_num_batched_tokens == 3072
+    assert ladder(small, cpu=True) == ["--max-num-batched-tokens 2048"]
 
 
 @pytest.mark.parametrize(

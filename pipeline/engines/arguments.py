@@ -27,6 +27,7 @@ class ModelSource:
     DeepStack features, `prompt_embeds` whether they are handed over inside the prompt.
     `config_overrides` go over config.json; `cpu_dtype` is the only dtype with which vLLM's CPU
     build runs the model. A `hybrid` keeps a state besides its KV cache.
+    `largest_page_tokens` are the rows of the largest page it will be handed.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class ModelSource:
     native: bool = False
     images_per_prompt: int = 8
     hybrid: bool = False
+    largest_page_tokens: int = 0
     trust_remote_code: bool = False
 
 

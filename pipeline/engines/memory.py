@@ -8,6 +8,8 @@ from pipeline.config import EngineOptions
 from pipeline.errors import UsageError
 
 VLLM_UTILIZATION = 0.92  # vLLM 0.32's own default
+VLLM_BATCH_TOKENS = 2048  # the least of its own defaults
+BATCH_STEP_TOKENS = 1024
 UTILIZATION_STEP, LEAST_UTILIZATION = 0.05, 0.7
 LARGEST_BATCH_STEP_TOKENS, LEAST_BATCH_TOKENS = 2048, 512
 
@@ -32,7 +34,7 @@ def with_less_memory(options: EngineOptions, *, cpu: bool) -> EngineOptions | No
         return replace(options, gpu_memory_utilization=round(share - UTILIZATION_STEP, 2))
     batch = options.max_num_batched_tokens
     smaller = LARGEST_BATCH_STEP_TOKENS if batch is None else batch // 2
-    if smaller < LEAST_BATCH_TOKENS:
+    if smaller < max(LEAST_BATCH_TOKENS, options.least_batch_tokens):
         return None
     return replace(options, max_num_batched_tokens=smaller)
 
@@ -53,8 +55,21 @@ def for_hybrid(options: EngineOptions, *, cpu: bool) -> EngineOptions:
     return replace(
         options,
         gpu_memory_utilization=HYBRID_UTILIZATION if share is None and not cpu else share,
-        max_num_batched_tokens=options.max_num_batched_tokens or HYBRID_BATCH_TOKENS,
+        max_num_batched_tokens=options.max_num_batched_tokens
+        or max(HYBRID_BATCH_TOKENS, options.least_batch_tokens),
     )
+
+
+def for_pages(options: EngineOptions, largest_tokens: int) -> EngineOptions:
+    """The settings for pages of up to so many rows.
+
+    vLLM's cache of rows that wait for their prompt is as large as a step, unless it loads the
+    tower, and a page that does not fit is rejected.
+    """
+    batch = options.max_num_batched_tokens
+    if batch is None and largest_tokens > VLLM_BATCH_TOKENS:
+        batch = -(-largest_tokens // BATCH_STEP_TOKENS) * BATCH_STEP_TOKENS
+    return replace(options, max_num_batched_tokens=batch, least_batch_tokens=largest_tokens)
 
 
 def changed(before: EngineOptions, after: EngineOptions) -> str:

@@ -99,7 +99,8 @@ def compare(options: ParityOptions) -> ParityReport:
     asked = questions(good, options.pages_per_request)
     cache = hold_shared(options.pages.cache)  # no entry goes before it is answered
     with cache, tempfile.TemporaryDirectory(prefix="parity-") as directory:
-        sides = _Sides(options, pages, asked, Path(directory))
+        largest = max(page.tokens for page in good)
+        sides = _Sides(options, pages, asked, largest, Path(directory))
         native = sides.native()
         cached = {driver: sides.cached(driver) for driver in options.drivers}
     differences = tuple(
@@ -150,6 +151,7 @@ class _Sides:
     options: ParityOptions
     pages: OpenPages
     asked: list[Question]
+    largest_page_tokens: int
     work: Path
 
     def native(self) -> dict[str, Answer]:
@@ -164,6 +166,7 @@ class _Sides:
         requests = cached_requests(self.asked, self._asking(), self.pages)
         engine = replace(self.options.engine, driver=driver)
         source = self.pages.engine_source((SERVED_NAME,))
+        source = replace(source, largest_page_tokens=self.largest_page_tokens)
         return self._ask(source, engine, requests, "cached embeddings, tower absent")
 
     def _asking(self) -> Asking:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from pipeline.config import EngineOptions, cpu_build_installed
+from pipeline.encode import Located
 from pipeline.engines import guard
 from pipeline.engines.arguments import ModelSource
 from pipeline.engines.contract import Engine
 from pipeline.engines.llm import LlmEngine
-from pipeline.engines.memory import for_hybrid
+from pipeline.engines.memory import for_hybrid, for_pages
 from pipeline.engines.replicas import share_of
 from pipeline.engines.run_batch import RunBatchEngine
 from pipeline.errors import Failure, JobError, UsageError
@@ -128,12 +129,17 @@ def _answer_all(
 ) -> None:
     pages = open_pages(options.pages)
     names = served_names(options.served_name, pages.model_names, survey)
-    engines = make_engines(options.engine, directory, pages.engine_source(names))
+    model = pages.engine_source(names)
+    make_engines(options.engine, directory, model)  # refuses what can't be meant
     faults = faults_of_inline(source, survey, pages)
     for round_ in range(1 + REPAIRS):
         images = locate_images(survey.images, pages, options.encode, options.quiet, "run")
         maker = RequestMaker(source, images, names, pages, faults)
         pending = plan(maker, directory, tally, options.choice, options.persistence.max_attempts)
+        found = [place for place in images.values() if isinstance(place, Located)]
+        largest = max((place.footer.rows for place in found), default=0)
+        model = replace(model, largest_page_tokens=largest)
+        engines = make_engines(options.engine, directory, model)
         answering = Answering(maker, pending, directory, tally, options.persistence, stop)
         try:
             damaged = answer(engines, answering, options.quiet, lambda: end_engines(directory))
@@ -204,6 +210,8 @@ def engine_of(
     share: Mapping[str, str] = MappingProxyType({}),
 ) -> Engine:
     """The driver that the options name; raises UsageError if it can't serve the model so."""
+    if not model.native and not model.prompt_embeds:
+        options = for_pages(options, model.largest_page_tokens)
     if model.hybrid:
         options = for_hybrid(options, cpu=cpu_build_installed())
     if model.prompt_embeds and not model.native and options.driver == "run-batch":
