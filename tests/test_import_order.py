@@ -25,7 +25,7 @@ ORDER = (
         "store",
         "checkpoint",
     ),
-    *("families", "encode", "plan", "engines", "report", "run", "emit", "needs"),
+    *("families", "encode", "plan", "engines", "report", "run", "results", "emit", "needs"),
     *("parity", "golden", "nightly", "doctor", "plugin", "scale", "cli"),
 )
 PACKAGE = Path(__file__).parents[1] / "pipeline"

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("pipeline.cli.model:model", "Show what is known of a model."),
     "encode": ("pipeline.cli.encode:encode", "Put the embeddings of page images into the cache."),
     "run": ("pipeline.cli.run:run", "Run a job through vLLM on cached embeddings."),
+    "results": ("pipeline.cli.results:results", "Write a job's answers in the order of the job."),
     "parity": ("pipeline.cli.parity:parity", "Compare cached embeddings with native images."),
     "golden": ("pipeline.cli.golden:golden", "Record answers, check them before an upgrade."),
     "emit": ("pipeline.cli.emit:emit", "Write a job with its embeddings, for another machine."),
